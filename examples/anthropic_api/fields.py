@@ -12,7 +12,7 @@ import attrs
 
 from ..openai_api import fields as rules
 from ..openai_api.errors import BadInputError
-from ..openai_api.fields import FLAG, OBJECT, PASSED, Rule, Table, one_of, only, text
+from ..openai_api.fields import FLAG, OBJECT, PASSED, Rule, Table, having, one_of, only, text
 from ..openai_api.wire import Json
 
 CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
@@ -42,18 +42,18 @@ TABLES: Final[Mapping[str, Table]] = {
         "max_tokens": PASSED["max_completion_tokens"],
         "stop_sequences": attrs.evolve(PASSED["stop"], check=_is_list_of_stops),
         "service_tier": attrs.evolve(one_of(*TIERS), to="service_tier", convert=TIERS.__getitem__),
-        "output_config": rules.kind(dict, "an object", {
+        "output_config": having({
             "effort": PASSED["reasoning_effort"],
             "format": Rule(_is_schema, SCHEMA, to="response_format", convert=_schema),
         }),
-        "metadata": rules.kind(dict, "an object", {"user_id": attrs.evolve(text(), to="user")}),
+        "metadata": having({"user_id": attrs.evolve(text(), to="user")}),
         "stream": attrs.evolve(FLAG, to="stream"),
         "messages": rules.LIST,
         "system": rules.CONTENT,
         "tools": rules.LIST,
         "tool_choice": OBJECT,
         # How much a model thinks is `output_config.effort`; what it thinks is not in the answer.
-        "thinking": rules.kind(dict, "an object", {
+        "thinking": having({
             "type": one_of("disabled", "adaptive"),
             "display": only("omitted"),
             **rules.refused("budget_tokens"),

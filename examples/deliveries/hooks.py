@@ -23,7 +23,8 @@ from starlette.responses import JSONResponse, Response
 from trio_lanes.durable import DurableLanes, KeyConflictError, NoRetry, current_job
 from trio_lanes.durable import DurableRun as Run
 
-from ..openai_api.http import Refused, json_of, raw_of
+from ..openai_api.errors import Refused
+from ..openai_api.http import json_of, raw_of
 from .replies import (
     APIS,
     LARGEST,

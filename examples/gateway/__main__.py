@@ -33,8 +33,8 @@ async def run(options: argparse.Namespace) -> int:
 
         async def work(opened: Lanes, beside: trio.Nursery) -> None:
             own = jobs, Backlog, durable_lanes, math.inf
-            async with making(options, parts, requests, opened, beside, *own) as (api, _):
-                await beside.start(partial(serve, max_message=MAX_FRAME), api, listener)
+            async with making(options, parts, requests, opened, beside, *own) as (app, *_):
+                await beside.start(partial(serve, max_message=MAX_FRAME), app, listener)
                 announce(listener, options)
                 await opened.wait_closing()
 

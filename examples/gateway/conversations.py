@@ -15,16 +15,10 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import Conversation
 
-from ..openai_api.errors import BadInputError
+from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import CONVERSATION, CONVERSATIONS, ITEMS, checked
-from ..openai_api.http import Refused, body_of, listed, named
-from ..openai_api.items import (
-    conversation_object,
-    numbered,
-    shown,
-    to_items,
-    to_messages,
-)
+from ..openai_api.http import body_of, listed, named
+from ..openai_api.items import conversation_object, numbered, shown, to_items, to_messages
 from ..openai_api.once import Key
 from ..openai_api.wire import Json
 from .engine import Engine

@@ -36,8 +36,8 @@ async def check_outputs(engine: Engine, ask: Ask, when_busy: WhenBusy | None = N
         kinds = {(item.get("call_id"), item.get("type")) for item in items}
         for id in late:
             if (id, "function_call") not in kinds or (id, "function_call_output") in kinds:
-                text = f"No tool call found for function call output with call_id {id}."
+                text = f"No tool call found for function call output with call_id {id[:100]}."
                 raise BadInputError(text)
     for id in calls:
         if id not in outputs:
-            raise BadInputError(f"No tool output found for function call {id}.")
+            raise BadInputError(f"No tool output found for function call {id[:100]}.")

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 from trio_lanes.agents import FeedGapError, WhenBusy
 
 from ..chat_agent.upstream import model_name
-from ..openai_api.errors import BadInputError, failed
-from ..openai_api.http import RESPONSE, EventStream, Refused, body_of, listed, unless_lost
-from ..openai_api.items import numbered, shown, to_messages, without_call
+from ..openai_api.errors import BadInputError, Refused, failed
+from ..openai_api.http import RESPONSE, EventStream, body_of, listed, unless_lost
+from ..openai_api.items import numbered, shown, to_messages, unasked_approval
 from ..openai_api.log import KnownError
 from ..openai_api.once import Key
 from ..openai_api.requests import wanted
@@ -136,7 +136,7 @@ class Responses:
         session = named or f"one_{unique}"
         if pending is not None:
             session = pending.session
-        elif (late := without_call(items, named is None)) is not None:
+        elif (late := unasked_approval(items)) is not None:
             raise BadInputError(f"no call waits for {late[:100]}")
         elif not messages:
             raise BadInputError("input has nothing that a model can be asked")

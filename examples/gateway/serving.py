@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import attrs
 import httpx2
 import trio
 from starlette.applications import Starlette
@@ -30,17 +29,8 @@ from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
 from ..deliveries.hooks import Hooks
 from ..deliveries.replies import client_for_replies
-from ..openai_api.errors import error
-from ..openai_api.http import (
-    Bounded,
-    Refused,
-    Requests,
-    Shape,
-    full,
-    guarded,
-    not_found,
-    refusal_of,
-)
+from ..openai_api.errors import Refused, error
+from ..openai_api.http import Bounded, Requests, Shape, full, guarded, not_found, refusal_of
 from ..openai_api.once import Once
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
@@ -69,62 +59,54 @@ async def no_socket(socket: WebSocket) -> None:
     await socket.send_denial_response(error(unknown))
 
 
-@attrs.frozen
-class Api:
-    """The endpoints as an ASGI application."""
-
-    engine: Engine
-    hooks: Hooks
-    responses: Responses
-    threads: Threads
-    requests: Requests
-
-    def app(self) -> Starlette:
-        engine, responses, threads = self.engine, self.responses, self.threads
-        completions, conversations = Completions(engine), Conversations(engine)
-        messages = Messages(completions)
-        one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
-        thread = "/v1/conversations/{id}"
-        table = [
-            ("POST", "/v1/responses", responses.create),
-            ("GET", one, responses.retrieve),
-            ("DELETE", one, responses.delete),
-            ("GET", one + "/input_items", responses.input_items),
-            ("POST", one + "/cancel", responses.cancel),
-            ("POST", "/v1/conversations", conversations.create),
-            ("GET", thread, conversations.retrieve),
-            ("POST", thread, conversations.update),
-            ("DELETE", thread, conversations.delete),
-            ("GET", thread + "/items", conversations.items),
-            ("POST", thread + "/items", conversations.create_items),
-            ("GET", thread + "/items/{item}", conversations.item),
-            ("DELETE", thread + "/items/{item}", conversations.delete_item),
-            ("GET", "/v1/models", completions.models),
-            ("GET", "/v1/models/{model:path}", completions.model),
-            ("POST", "/hooks/{chat}", self.hooks.receive),
-            ("POST", "/v1/chat/completions", completions.create),
-            ("POST", MESSAGES, messages.create),
-            ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
-            ("POST", "/v1/threads", threads.create),
-            ("POST", "/v1/threads/{id}/messages", threads.post),
-            ("GET", "/v1/threads/{id}/messages", threads.messages),
-            ("POST", "/v1/threads/{id}/runs", threads.run),
-            ("GET", run, threads.retrieve),
-            ("POST", run + "/cancel", threads.cancel),
-            ("POST", run + "/submit_tool_outputs", threads.submit),
-        ]
-        free = partial(full, engine.lanes, TURNS)
-        socket = partial(serve_socket, responses, engine.lanes, partial(refusal_of, full=free))
-        routes = [
-            *(Route(path, guarded(endpoint, free, shape_of(path)), methods=[method])
-              for method, path, endpoint in table),
-            WebSocketRoute("/v1/responses", socket),
-            WebSocketRoute("/{path:path}", no_socket),
-        ]  # fmt: skip
-        bounded = Middleware(Bounded, requests=self.requests, shape_of=shape_of)
-        once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of)
-        not_there = {HTTPException: partial(not_found, shape_of)}
-        return Starlette(routes=routes, middleware=[bounded, once], exception_handlers=not_there)
+def application(
+    engine: Engine, hooks: Hooks, responses: Responses, threads: Threads, requests: Requests
+) -> Starlette:
+    """Return the endpoints as an ASGI application."""
+    completions, conversations = Completions(engine), Conversations(engine)
+    messages = Messages(completions)
+    one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
+    thread = "/v1/conversations/{id}"
+    table = [
+        ("POST", "/v1/responses", responses.create),
+        ("GET", one, responses.retrieve),
+        ("DELETE", one, responses.delete),
+        ("GET", one + "/input_items", responses.input_items),
+        ("POST", one + "/cancel", responses.cancel),
+        ("POST", "/v1/conversations", conversations.create),
+        ("GET", thread, conversations.retrieve),
+        ("POST", thread, conversations.update),
+        ("DELETE", thread, conversations.delete),
+        ("GET", thread + "/items", conversations.items),
+        ("POST", thread + "/items", conversations.create_items),
+        ("GET", thread + "/items/{item}", conversations.item),
+        ("DELETE", thread + "/items/{item}", conversations.delete_item),
+        ("GET", "/v1/models", completions.models),
+        ("GET", "/v1/models/{model:path}", completions.model),
+        ("POST", "/hooks/{chat}", hooks.receive),
+        ("POST", "/v1/chat/completions", completions.create),
+        ("POST", MESSAGES, messages.create),
+        ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
+        ("POST", "/v1/threads", threads.create),
+        ("POST", "/v1/threads/{id}/messages", threads.post),
+        ("GET", "/v1/threads/{id}/messages", threads.messages),
+        ("POST", "/v1/threads/{id}/runs", threads.run),
+        ("GET", run, threads.retrieve),
+        ("POST", run + "/cancel", threads.cancel),
+        ("POST", run + "/submit_tool_outputs", threads.submit),
+    ]
+    free = partial(full, engine.lanes, TURNS)
+    socket = partial(serve_socket, responses, engine.lanes, partial(refusal_of, full=free))
+    routes = [
+        *(Route(path, guarded(endpoint, free, shape_of(path)), methods=[method])
+          for method, path, endpoint in table),
+        WebSocketRoute("/v1/responses", socket),
+        WebSocketRoute("/{path:path}", no_socket),
+    ]  # fmt: skip
+    bounded = Middleware(Bounded, requests=requests, shape_of=shape_of)
+    once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of)
+    not_there = {HTTPException: partial(not_found, shape_of)}
+    return Starlette(routes=routes, middleware=[bounded, once], exception_handlers=not_there)
 
 
 async def answer_text(engine: Engine, session: str, text: str) -> str:
@@ -153,17 +135,12 @@ async def opening(options: argparse.Namespace) -> AsyncIterator[Parts]:
 
 @asynccontextmanager
 async def making(
-    options: argparse.Namespace,
-    parts: Parts,
-    requests: Requests,
-    opened: Lanes,
-    beside: trio.Nursery,
-    jobs: Store,
-    kind: type[Backlog],
-    durable_lanes: Mapping[str, float | LaneConfig],
-    max_crashes: float,
-) -> AsyncIterator[tuple[Api, DurableLanes]]:
-    """Make the application; enter with it and the durable lanes."""
+    options: argparse.Namespace, parts: Parts, requests: Requests,
+    opened: Lanes, beside: trio.Nursery,
+    jobs: Store, kind: type[Backlog],
+    durable_lanes: Mapping[str, float | LaneConfig], max_crashes: float,
+) -> AsyncIterator[tuple[Starlette, Engine, DurableLanes]]:  # fmt: skip
+    """Make the application; enter with it, its engine, and the durable lanes."""
     upstream, toolbox, client, folder = parts
     # a folder of conversations belongs to one process; several have them beside their jobs
     store = MemoryTranscript() if kind.takes_all else JsonlTranscript(folder / "conversations")
@@ -180,7 +157,8 @@ async def making(
             engine.store = SharedTranscripts(durable)
         await backlog.recover()
         responses = Responses(engine, backlog, bool(options.durable))
-        yield Api(engine, hooks, responses, backlog.threads(), requests), durable
+        app = application(engine, hooks, responses, backlog.threads(), requests)
+        yield app, engine, durable
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

@@ -18,9 +18,9 @@ from trio_lanes import Job
 from trio_lanes.agents import RunStatus
 
 from ..openai_api.chat import run_object, thread_message, thread_messages
-from ..openai_api.errors import BadInputError
+from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
-from ..openai_api.http import Refused, body_of, field, listed, named
+from ..openai_api.http import body_of, field, listed, named
 from ..openai_api.items import exchange_of, numbered, text_of
 from ..openai_api.requests import chat_request
 from ..openai_api.wire import Answer, Json, new_id

@@ -34,10 +34,7 @@ RefusalOf = Callable[[Exception], Refused]
 
 
 async def serve_socket(
-    responses: Responses,
-    lanes: Lanes,
-    refusal_of: RefusalOf,
-    socket: WebSocket,
+    responses: Responses, lanes: Lanes, refusal_of: RefusalOf, socket: WebSocket
 ) -> None:
     """Serve a connection; ``refusal_of`` makes errors of exceptions."""
     await socket.accept()

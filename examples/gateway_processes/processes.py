@@ -80,8 +80,8 @@ async def lanes() -> AsyncIterator[DurableLanes]:
         trio.open_nursery() as beside,
     ):
         own = store_named(options.store), SharedBacklog, durable_lanes, MAX_CRASHES
-        async with making(options, parts, requests, opened, beside, *own) as (api, durable):
-            await beside.start(partial(serve, max_message=MAX_FRAME), api, listener)
+        async with making(options, parts, requests, opened, beside, *own) as (app, _, durable):
+            await beside.start(partial(serve, max_message=MAX_FRAME), app, listener)
             try:
                 os.close(os.open(Path(folder) / "announced", os.O_CREAT | os.O_EXCL))
                 announce(listener, options)

@@ -34,8 +34,8 @@ from ..gateway.asks import Ask, Elsewhere, Pending
 from ..gateway.backlog import OPEN, ROOM_SECONDS, Backlog, Handlers, answer_of
 from ..gateway.engine import CAP, KEPT, TURNS, BusyError, Engine
 from ..gateway.threads import Threads
-from ..openai_api.http import Refused
-from ..openai_api.items import BadInputError, outputs_of
+from ..openai_api.errors import BadInputError, Refused
+from ..openai_api.items import outputs_of
 from ..openai_api.log import EventLog, Found
 from ..openai_api.once import Key
 from ..openai_api.wire import Answer, Json

@@ -24,7 +24,8 @@ from ..chat_agent.model import ToolCall
 from ..gateway.asks import Ask, Pending, Reach
 from ..gateway.backlog import OPEN, ROOM_SECONDS
 from ..gateway.engine import TURNS, Engine
-from ..openai_api.items import BadInputError, exchange_of
+from ..openai_api.errors import BadInputError
+from ..openai_api.items import exchange_of
 from ..openai_api.live import Live
 from ..openai_api.log import EventLog
 from ..openai_api.wire import Answer, Json, session_of

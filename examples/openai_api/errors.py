@@ -16,14 +16,9 @@ class Refused(Exception):
     """A request that is answered with an error; ``param`` is the field that it is about."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str | None = None,
-        *,
-        param: str | None = None,
-        **headers: str,
-    ) -> None:
+        self, status: int, message: str, code: str | None = None,
+        *, param: str | None = None, **headers: str,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
         self.headers: Final = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -50,8 +50,12 @@ def only(*values: Any) -> Rule:
     return Rule(lambda v: any(type(v) is type(one) and v == one for one in values), wants)
 
 
-def kind(what: type | tuple[type, ...], wants: str, fields: Table | None = None) -> Rule:
-    return Rule(lambda v: isinstance(v, what), f"must be {wants}", fields=fields)
+def kind(what: type | tuple[type, ...], wants: str) -> Rule:
+    return Rule(lambda v: isinstance(v, what), f"must be {wants}")
+
+
+def having(fields: Table) -> Rule:
+    return attrs.evolve(OBJECT, fields=fields)
 
 
 def refused(*names: str) -> Table:
@@ -124,101 +128,65 @@ PASSED: Final[Table] = {
         "verbosity": one_of("low", "medium", "high"),
     }.items()
 }
+COMPLETIONS: Final[Table] = PASSED | {
+    "messages": LIST, "tools": LIST, "tool_choice": CHOICE, "user": text(), "stream": FLAG,
+    "stream_options": having({"include_usage": FLAG, "include_obfuscation": only(False)}),
+    "logit_bias": only({}), "logprobs": only(False), "top_logprobs": only(0), "n": only(1),
+    "modalities": only(["text"]), "store": only(False),
+    "metadata": only({}),  # is for completions that are stored
+    **refused("audio", "function_call", "functions", "moderation", "web_search_options"),
+}  # fmt: skip
 RUNS: Final[Table] = {
     **{name: PASSED[name] for name in ("model", "parallel_tool_calls", "temperature", "top_p")},
     **{n: PASSED[n] for n in ("max_completion_tokens", "reasoning_effort", "response_format")},
-    "additional_instructions": only(""),
-    "additional_messages": only([]),
     "assistant_id": text(),  # there are no assistants: any name is one
-    "include": only([]),
-    "instructions": LONG,
-    "metadata": only({}),
-    "stream": only(False),
+    "instructions": LONG, "tools": LIST,
     "tool_choice": CHOICE,  # see `requests.choice_of`
-    "tools": LIST,
-    "truncation_strategy": only({"type": "auto"}),
+    "additional_instructions": only(""), "additional_messages": only([]), "include": only([]),
+    "metadata": only({}), "stream": only(False), "truncation_strategy": only({"type": "auto"}),
     **refused("max_prompt_tokens"),
-}
-COMPLETIONS: Final[Table] = PASSED | {
-    "logit_bias": only({}),
-    "logprobs": only(False),
-    "messages": LIST,
-    "metadata": only({}),  # is for completions that are stored
-    "modalities": only(["text"]),
-    "n": only(1),
-    "store": only(False),
-    "stream": FLAG,
-    "stream_options": kind(
-        dict, "an object", {"include_usage": FLAG, "include_obfuscation": only(False)}
-    ),
-    "tool_choice": CHOICE,
-    "tools": LIST,
-    "top_logprobs": only(0),
-    "user": text(),
-    **refused("audio", "function_call", "functions", "moderation", "web_search_options"),
-}
+}  # fmt: skip
 OTHER_NAMES: Final = ("max_tokens", "prediction", "seed", "stop", "response_format", "verbosity")
 RESPONSES: Final[Table] = {
     **{name: PASSED[name] for name in PASSED if name not in OTHER_NAMES},
-    "background": FLAG,
-    "context_management": only([]),
-    "conversation": CHOICE,
+    "max_output_tokens": PASSED["max_completion_tokens"],
+    "text": having({"format": PASSED["response_format"], "verbosity": PASSED["verbosity"]}),
+    "reasoning": having({
+        "effort": PASSED["reasoning_effort"],
+        "context": only("auto"), "mode": only("standard"),
+        # chat completions have no summary, so there is none, as "auto" allows
+        **dict.fromkeys(("summary", "generate_summary"), only("auto")),
+    }),
+    "input": CONTENT, "instructions": LONG, "conversation": CHOICE, "previous_response_id": text(),
+    "tools": LIST, "tool_choice": CHOICE, "max_tool_calls": COUNT,
+    "background": FLAG, "store": FLAG, "metadata": METADATA, "user": text(),
+    "stream": FLAG, "stream_options": having({"include_obfuscation": only(False)}),
+    "truncation": one_of("auto", "disabled"),
     # each name is of something that the output never has, but logprobs it could have
     "include": Rule(
         lambda v: _are_texts(v) and "message.output_text.logprobs" not in v,
         "must be names; logprobs are not supported",
     ),
-    "input": CONTENT,
-    "instructions": LONG,
-    "max_output_tokens": PASSED["max_completion_tokens"],
-    "max_tool_calls": COUNT,
-    "metadata": METADATA,
-    "previous_response_id": text(),
-    "reasoning": kind(dict, "an object", {
-        "context": only("auto"),
-        "effort": PASSED["reasoning_effort"],
-        "mode": only("standard"),
-        # chat completions tell no summary, so there is none, as "auto" allows
-        **dict.fromkeys(("summary", "generate_summary"), only("auto")),
-    }),
-    "store": FLAG,
-    "stream": FLAG,
-    "stream_options": kind(dict, "an object", {"include_obfuscation": only(False)}),
-    "text": kind(dict, "an object", {
-        "format": PASSED["response_format"], "verbosity": PASSED["verbosity"],
-    }),
-    "tool_choice": CHOICE,
-    "tools": LIST,
-    "top_logprobs": only(0),
-    "truncation": one_of("auto", "disabled"),
-    "user": text(),
+    "context_management": only([]), "top_logprobs": only(0),
     **refused("access_programs", "background_options", "image", "moderation", "prompt"),
 }  # fmt: skip
 ITEMS: Final[Table] = {"items": LIST}
 CONVERSATION: Final[Table] = {"metadata": METADATA}
 CONVERSATIONS: Final[Table] = ITEMS | CONVERSATION
-THREADS: Final[Table] = {
-    "messages": LIST,
-    **dict.fromkeys(("metadata", "tool_resources"), only({})),
-}
+THREADS: Final[Table] = {"messages": LIST, "metadata": only({}), "tool_resources": only({})}
 MESSAGES: Final[Table] = {
     "content": CONTENT, "role": one_of("user"), "attachments": only([]), "metadata": only({}),
 }  # fmt: skip
 FUNCTION: Final[Table] = {
-    "type": one_of("function"),
-    "name": text(128),
-    "description": text(100_000),
-    "parameters": OBJECT,
-    "strict": FLAG,
-}
+    "type": one_of("function"), "name": text(128), "description": text(100_000),
+    "parameters": OBJECT, "strict": FLAG,
+}  # fmt: skip
 SERVER: Final[Table] = {
-    "type": one_of("mcp"),
-    "server_label": text(),
+    "type": one_of("mcp"), "server_label": text(),
     # clients have to send one of these; the label decides, and the gateway knows its server
     **dict.fromkeys(("server_url", "server_description"), text(100_000)),
-    "allowed_tools": kind((list, dict), "names, or an object"),
-    "require_approval": CHOICE,
-}
+    "allowed_tools": kind((list, dict), "names, or an object"), "require_approval": CHOICE,
+}  # fmt: skip
 
 
 def checked(table: Table, body: Json, where: str = "") -> Settings:

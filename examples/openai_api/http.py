@@ -21,8 +21,7 @@ from trio_lanes.agents import TranscriptError
 from trio_lanes.durable import KeyConflictError, PayloadError, StoreError
 
 from ..chat_agent.web.server import is_ours
-from .errors import BadInputError
-from .errors import Refused as Refused
+from .errors import BadInputError, Refused
 from .wire import Json
 
 logger: Final = logging.getLogger(__name__)
@@ -279,17 +278,17 @@ class Bounded:
         self._shape_of: Final = shape_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = None
         if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-        elif not is_ours(HTTPConnection(scope)):
+            return await self._app(scope, receive, send)
+        if not is_ours(HTTPConnection(scope)):
             refused = Refused(403, "this gateway is for this machine alone")
-            await self._shape_of(scope["path"])(refused)(scope, receive, send)
         elif self._requests.open >= MAX_REQUESTS:
-            busy = Refused(503, "too many requests are open", retry_after_ms="1000")
-            await self._shape_of(scope["path"])(busy)(scope, receive, send)
-        else:
-            self._requests.open += 1
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                self._requests.closed()
+            refused = Refused(503, "too many requests are open", retry_after_ms="1000")
+        if refused is not None:
+            return await self._shape_of(scope["path"])(refused)(scope, receive, send)
+        self._requests.open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._requests.closed()

@@ -11,7 +11,7 @@ import attrs
 from trio_lanes.agents import Message as Kept
 
 from ..chat_agent.model import Message, ToolCall, well_formed
-from .errors import BadInputError as BadInputError
+from .errors import BadInputError
 from .wire import Json
 
 
@@ -146,11 +146,9 @@ def for_model(messages: Sequence[Kept]) -> list[Message]:
     found: list[Message] = []
     for message in messages:
         if message.role == "user":
-            items = message.content["input"] if isinstance(message.content, dict) else []
-            found += to_messages(items)
+            found += to_messages(message.content["input"])
         elif message.role == "tool":
-            text = message.content if isinstance(message.content, str) else str(message.content)
-            found.append(Message("tool", text, call_id=message.tool_call_id or ""))
+            found.append(Message("tool", str(message.content), call_id=message.tool_call_id or ""))
         elif message.content or message.tool_calls:
             calls = tuple(ToolCall(**call) for call in message.tool_calls)
             found.append(Message("assistant", str(message.content), calls))
@@ -218,27 +216,17 @@ def outputs_of(items: Sequence[Json]) -> dict[str, Any]:
     return found
 
 
-def without_call(items: Sequence[Json], is_alone: bool) -> str | None:
-    """Return the id of an output or of an approval that no call in the items is for.
-
-    Args:
-      is_alone: whether no earlier request can have the call of an output.
-    """
-    calls = {item.get("call_id") for item in items if item.get("type") == "function_call"}
+def unasked_approval(items: Sequence[Json]) -> str | None:
+    """Return the id of an approval that no call in the items has been made by."""
     ended = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
-    for id, said in outputs_of(items).items():
-        if (said["approve"] and id not in ended) if is_approval(id) else is_alone > (id in calls):
-            return id
-    return None
+    given = [id for id, said in outputs_of(items).items() if is_approval(id) and said["approve"]]
+    return next((id for id in given if id not in ended), None)
 
 
 def conversation_object(id: str, contents: Sequence[Json]) -> Json:
     """Return a conversation, whose questions have these contents."""
     created = [content["created_at"] for content in contents if "created_at" in content]
     metadata = [content["metadata"] for content in contents if "metadata" in content]
-    return {
-        "id": id,
-        "object": "conversation",
-        "created_at": created[0] if created else int(time.time()),
-        "metadata": metadata[-1] if metadata else {},
-    }
+    since = created[0] if created else int(time.time())
+    newest = metadata[-1] if metadata else {}
+    return {"id": id, "object": "conversation", "created_at": since, "metadata": newest}

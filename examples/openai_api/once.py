@@ -17,6 +17,7 @@ from typing import Final
 
 import attrs
 import trio
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,11 +40,6 @@ class Key:
     id: str  # a part of the ids of all that the request begins
     body: str
     begun: bool = False  # whether also an error is the answer from now on
-
-    @classmethod
-    def of(cls, given: str, path: str, raw: bytes) -> Key:
-        """Return the key of a request with this header, path and body."""
-        return cls(_digest(given.encode()), _digest(path.encode() + b"\n" + raw))
 
     def check(self, body: str) -> None:
         """Raise unless the request with this key had this body."""
@@ -88,16 +84,14 @@ class Once:
         self._known: Final[OrderedDict[str, _Said]] = OrderedDict()  # {id of the key: answer}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive) if scope["type"] == "http" else None
-        given = request.headers.get("idempotency-key") if request is not None else None
-        if request is None or request.method != "POST" or not given:
-            await self._app(scope, receive, send)
-            return
+        given = Headers(scope=scope).get("idempotency-key") if scope.get("method") == "POST" else ""
+        if not given:
+            return await self._app(scope, receive, send)
+        request = Request(scope, receive)
         try:
             said = self._said(scope, given, await raw_of(request))
         except Refused as refused:
-            await self._shape_of(scope["path"])(refused)(scope, receive, send)
-            return
+            return await self._shape_of(scope["path"])(refused)(scope, receive, send)
 
         async def tell() -> None:
             async with aclosing(said.messages.read()) as messages:
@@ -108,7 +102,7 @@ class Once:
 
     def _said(self, scope: Scope, given: str, raw: bytes) -> _Said:
         """Return the answer to the request; begin the request if it is the first with its key."""
-        key = Key.of(given, scope["path"], raw)
+        key = Key(_digest(given.encode()), _digest(scope["path"].encode() + b"\n" + raw))
         self._forget()
         said = self._known.get(key.id)
         if said is None:

@@ -9,11 +9,11 @@ from trio_lanes.agents import WhenBusy
 
 from ..chat_agent.toolbox import Servers, Toolbox
 from .errors import BadInputError, Refused
-from .fields import FUNCTION, RESPONSES, SERVER, Table, checked, kind
+from .fields import FUNCTION, RESPONSES, SERVER, Table, checked, having
 from .http import field, named
 from .wire import Json, session_of
 
-CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": kind(dict, "an object", FUNCTION)}
+CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": having(FUNCTION)}
 
 
 Item = Callable[[str], Json | None]  # returns the item with an id

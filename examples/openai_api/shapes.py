@@ -7,32 +7,16 @@ from typing import Any, Final
 from ..chat_agent.model import Usage
 
 Json = dict[str, Any]
-ECHOED: Final[
-    Json
-] = {  # what a response repeats of its request, and what if that has no such field
-    "background": False,
-    "frequency_penalty": 0.0,
-    "instructions": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "presence_penalty": 0.0,
-    "previous_response_id": None,
-    "prompt_cache_key": None,
-    "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "service_tier": "default",
-    "store": True,
-    "temperature": 1.0,
+# what a response repeats of its request, and what if that has no such field
+ECHOED: Final[Json] = {
+    "background": False, "store": True, "instructions": None, "metadata": {}, "user": None,
+    "previous_response_id": None, "truncation": "disabled",
+    "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    "max_output_tokens": None, "reasoning": {"effort": None, "summary": None}, "top_logprobs": 0,
     "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": 1.0,
-    "truncation": "disabled",
-    "user": None,
-}
+    "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "max_tool_calls": None,
+    "prompt_cache_key": None, "safety_identifier": None, "service_tier": "default",
+}  # fmt: skip
 
 
 def echoed(body: Json) -> Json:
@@ -70,12 +54,11 @@ def chat_usage_of(usage: Usage) -> Json:
     """Return the usage of a chat completion."""
     same = usage_of(usage)
     return {
-        "prompt_tokens": same["input_tokens"],
-        "completion_tokens": same["output_tokens"],
+        "prompt_tokens": same["input_tokens"], "completion_tokens": same["output_tokens"],
         "total_tokens": same["total_tokens"],
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": same["output_tokens_details"],
-    }
+    }  # fmt: skip
 
 
 def text_part(text: str) -> Json:

@@ -70,16 +70,10 @@ class Answer:
     @classmethod
     def begun(cls, session: str, model: str, body: Json, id: str = "") -> Answer:
         """Return a new response to a request with this body."""
-        answer = cls(
-            {
-                "id": id or f"resp_{session}.{secrets.token_hex(12)}",
-                "object": "response",
-                "created_at": int(time.time()),
-                "model": model,
-                "conversation": {"id": session} if body.get("conversation") else None,
-                **echoed(body),
-            }
-        )
+        id = id or f"resp_{session}.{secrets.token_hex(12)}"
+        head = {"id": id, "object": "response", "created_at": int(time.time()), "model": model}
+        conversation = {"id": session} if body.get("conversation") else None
+        answer = cls(head | {"conversation": conversation} | echoed(body))
         answer._publish("response.created", response=answer.object())
         return answer
 
@@ -95,14 +89,11 @@ class Answer:
 
     def object(self) -> Json:
         """Return the response as it is now."""
+        usage = usage_of(self.usage) if self.status in TERMINAL else None
         return self._head | {
-            "status": self.status,
-            "output": [*self.output],
-            "error": self.error,
-            "completed_at": self.completed_at,
-            "incomplete_details": self.incomplete,
-            "usage": usage_of(self.usage) if self.status in TERMINAL else None,
-        }
+            "status": self.status, "output": [*self.output], "usage": usage, "error": self.error,
+            "completed_at": self.completed_at, "incomplete_details": self.incomplete,
+        }  # fmt: skip
 
     @property
     def is_stored(self) -> bool:
@@ -120,13 +111,8 @@ class Answer:
         if self.ended.is_set():
             return
         if self._message is None:
-            self._message = {
-                "id": new_id("msg"),
-                "type": "message",
-                "role": "assistant",
-                "status": "in_progress",
-                "content": [],
-            }
+            self._message = {"id": new_id("msg"), "type": "message", "role": "assistant",
+                             "status": "in_progress", "content": []}  # fmt: skip
             self._publish("response.output_item.added", item=dict(self._message), at=self._message)
             self._publish("response.content_part.added", part=text_part(""), at=self._message)
         self._pieces.append(delta)
@@ -145,14 +131,8 @@ class Answer:
 
     def call(self, call: ToolCall) -> None:
         """Add a call that the client answers."""
-        item = {
-            "id": new_id("fc"),
-            "type": "function_call",
-            "status": "in_progress",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
-        }
+        item = {"id": new_id("fc"), "type": "function_call", "status": "in_progress",
+                "call_id": call.id, "name": call.name, "arguments": ""}  # fmt: skip
         self.begin_call(item)
         self.end_call(item, call, "response.function_call_arguments", status="completed")
 

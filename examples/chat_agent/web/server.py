@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 import hypercorn
@@ -272,12 +272,6 @@ def listen(port: int) -> socket.socket:
     return socket.create_server((HOSTS[0], port))
 
 
-class HasApp(Protocol):
-    """A part that makes an ASGI application."""
-
-    def app(self) -> Starlette: ...
-
-
 class Connection(TCPServer):
     """A connection of hypercorn that ends with its client, and not after its idle time."""
 
@@ -287,7 +281,7 @@ class Connection(TCPServer):
 
 
 async def serve(
-    page: HasApp,
+    served: ASGIApp,
     listener: socket.socket,
     max_message: int = MAX_MESSAGE,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
@@ -305,7 +299,7 @@ async def serve(
     config.websocket_max_message_size = max_message
     config.websocket_ping_interval = 20.0
     most = most_connections()
-    app, context = ASGIWrapper(taking_all(page.app())), WorkerContext(None)  # type: ignore[arg-type]
+    app, context = ASGIWrapper(taking_all(served)), WorkerContext(None)  # type: ignore[arg-type]
     opened = 0
 
     async def connected(stream: trio.SocketStream) -> None:
@@ -415,7 +409,7 @@ async def run_web(
         board.attach(lanes, sessions, approvals)
         new_chat = partial(Chat, lanes, sessions, approvals, session="me", refusal=refusal)
         page.show_lanes(lanes)
-        url = await beside.start(serve, page, listener)
+        url = await beside.start(serve, page.app(), listener)
         say(f"the page is at {url} (model: {model.name}); Ctrl-C ends")
         try:
             if crowd is not None:

@@ -64,7 +64,7 @@ async def served(site: Site) -> AsyncIterator[int]:
     port = listener.getsockname()[1]
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            await nursery.start(server.serve, site, listener)
+            await nursery.start(server.serve, site.app(), listener)
             yield port
             nursery.cancel_scope.cancel()
 

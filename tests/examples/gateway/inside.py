@@ -212,9 +212,10 @@ async def inside(
             parts = upstream, toolbox or tools, client, durable or Path(folder)
             limits = {TURNS: chosen.limit, LANE: math.inf}
             own = jobs or MemoryStore(), Backlog, limits, math.inf
-            async with making(chosen, parts, Requests(), lanes, beside, *own) as (api, durables):
-                yield Gateway(api.app(), api.engine, lanes, durables)
+            async with making(chosen, parts, Requests(), lanes, beside, *own) as made:
+                app, engine, kept = made
+                yield Gateway(app, engine, lanes, kept)
             await lanes.drain(grace=0)
             beside.cancel_scope.cancel()
-            assert isinstance(api.engine.store, JsonlTranscript)
-            api.engine.store.close()  # the folder is free for the next
+            assert isinstance(engine.store, JsonlTranscript)
+            engine.store.close()  # the folder is free for the next

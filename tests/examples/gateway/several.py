@@ -68,8 +68,9 @@ async def several(
             ):
                 parts = upstream, tools, client, folder
                 own = store, SharedBacklog, {TURNS: chosen.limit}, math.inf
-                async with making(chosen, parts, Requests(), lanes, beside, *own) as (api, durable):
-                    process = Process(api.app(), api.engine, lanes, durable, scope, another)
+                async with making(chosen, parts, Requests(), lanes, beside, *own) as made:
+                    app, engine, kept = made
+                    process = Process(app, engine, lanes, kept, scope, another)
                     task_status.started(process)
                     await trio.sleep_forever()
 
