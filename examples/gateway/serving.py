@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,10 @@ from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
 from ..deliveries.hooks import Hooks
 from ..deliveries.replies import client_for_replies
+from ..openai_api.answer_file import AnswerFile, forget_older
 from ..openai_api.errors import Refused, error
 from ..openai_api.http import Bounded, Requests, Shape, full, guarded, not_found, refusal_of
-from ..openai_api.once import Once
+from ..openai_api.once import AGE, Key, Once
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
 from .backlog import Backlog
@@ -46,6 +47,7 @@ from .websocket import serve_socket
 Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
 WEEK: Final = 7 * 24 * 3600.0  # for which the id of a delivery, and a reply that failed, is kept
 MESSAGES: Final = "/v1/messages"
+COMPLETIONS: Final = "/v1/chat/completions"
 
 
 def shape_of(path: str) -> Shape:
@@ -60,9 +62,10 @@ async def no_socket(socket: WebSocket) -> None:
 
 
 def application(
-    engine: Engine, hooks: Hooks, responses: Responses, threads: Threads, requests: Requests
-) -> Starlette:
-    """Return the endpoints as an ASGI application."""
+    engine: Engine, hooks: Hooks, responses: Responses, threads: Threads, requests: Requests,
+    file_of: Callable[[Key, str], AnswerFile | None],
+) -> Starlette:  # fmt: skip
+    """Return the endpoints as an ASGI application; ``file_of`` is that of `Once`."""
     completions, conversations = Completions(engine), Conversations(engine)
     messages = Messages(completions)
     one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
@@ -84,7 +87,7 @@ def application(
         ("GET", "/v1/models", completions.models),
         ("GET", "/v1/models/{model:path}", completions.model),
         ("POST", "/hooks/{chat}", hooks.receive),
-        ("POST", "/v1/chat/completions", completions.create),
+        ("POST", COMPLETIONS, completions.create),
         ("POST", MESSAGES, messages.create),
         ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
         ("POST", "/v1/threads", threads.create),
@@ -104,7 +107,7 @@ def application(
         WebSocketRoute("/{path:path}", no_socket),
     ]  # fmt: skip
     bounded = Middleware(Bounded, requests=requests, shape_of=shape_of)
-    once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of)
+    once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of, file_of=file_of)
     not_there = {HTTPException: partial(not_found, shape_of)}
     return Starlette(routes=routes, middleware=[bounded, once], exception_handlers=not_there)
 
@@ -157,8 +160,22 @@ async def making(
             engine.store = SharedTranscripts(durable)
         await backlog.recover()
         responses = Responses(engine, backlog, bool(options.durable))
-        app = application(engine, hooks, responses, backlog.threads(), requests)
+        answers = folder / "answers" if options.durable else None
+        if answers is not None:
+            forget_older(answers, AGE)
+        file_of = partial(_file_of, answers, kind.takes_all)
+        app = application(engine, hooks, responses, backlog.threads(), requests, file_of)
         yield app, engine, durable
+
+
+def _file_of(folder: Path | None, several: bool, key: Key, path: str) -> AnswerFile | None:
+    """Return the file for an answer; None if it is in memory alone, or has another file.
+
+    Responses and conversations keep their keys themselves, and a run of a thread ends with its
+    process, unless there are several.
+    """
+    kept = path in (COMPLETIONS, MESSAGES) or (several and path.startswith("/v1/threads/"))
+    return AnswerFile(folder / f"{key.id}.json") if folder is not None and kept else None
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:
