@@ -48,6 +48,7 @@ class Backlog:
         self._folder: Final = folder
         self._beginning: Final = trio.Lock()
         self._keeping: Final[set[str]] = set()  # responses that are kept when they end
+        self._roomless: Final[dict[str, Answer]] = {}  # of dead processes; there was no room yet
 
     def handlers(self) -> Handlers:
         """Return the handlers of its jobs."""
@@ -130,6 +131,8 @@ class Backlog:
 
     def find(self, id: str) -> Answer | None:
         """Return a response that is not in memory any more."""
+        if id in self._roomless:
+            return self._roomless[id]
         found = EventLog(self._folder, id).read()
         answer = answer_of(found) if found.events else None
         return answer if answer is not None and answer.id == id else None
@@ -155,6 +158,7 @@ class Backlog:
         """Delete what is kept of a response."""
         self._engine.answers.pop(id, None)
         self._keeping.discard(id)
+        self._roomless.pop(id, None)
         EventLog(self._folder, id).delete()
 
     async def _create(
@@ -183,12 +187,13 @@ class Backlog:
         found = log.read()
         if found.request is None or not found.events:
             raise NoRetry(f"{id} was not accepted")
-        answer = answer_of(found)
+        answer = self._roomless.pop(id, None) or answer_of(found)
         if answer.ended.is_set():
             return answer
-        log.record(answer)
-        answer.is_closing = self._is_closing
-        answer.start_over()
+        if answer.record is None:
+            log.record(answer)
+            answer.is_closing = self._is_closing
+            answer.start_over()
         said = await self._engine.said(id)
         if said is not None:  # the process died when all was said
             answer.text(said)
@@ -200,7 +205,12 @@ class Backlog:
         except BadInputError as bad:  # the turn that waited for them has died
             answer.end("failed", str(bad))
             return answer
-        self._engine.post(ask, WhenBusy.FOLLOWUP, found.request["group"])
+        try:
+            self._engine.post(ask, WhenBusy.FOLLOWUP, found.request["group"])
+        except LaneError:  # clients read it, and cancel it, while it waits for room
+            self._roomless[id] = answer
+            answer.stop = lambda reason: answer.end("cancelled")
+            raise
         return answer
 
     def _is_closing(self) -> bool:

@@ -64,11 +64,20 @@ class Completions:
             bad.param = "messages"
             raise
         feed: Feed[Any] = Feed(math.inf)
+        user = body.get("user")
+        self._engine.shares.check(user)
         job = self._engine.begin(
-            self._run, messages, tools, settings, feed,
-            owner=body.get("user"), name="completion",
-        )  # fmt: skip
-        job.on_settled(lambda job: feed.close())
+            self._run, messages, tools, settings, feed, owner=user, name="completion"
+        )
+        self._engine.shares.begun(user)
+
+        def settled(job: object) -> None:
+            feed.close()
+            self._engine.shares.ended(user)
+
+        job.on_settled(settled)
+        if key := request.scope.get("once"):
+            key.begun = True
         model = model_name(self._engine.upstream, settings)
         if body.get("stream"):
             return EventStream(stream(model, feed), lambda: job.cancel("hung up"))

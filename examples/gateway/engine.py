@@ -30,6 +30,7 @@ from ..openai_api.wire import Answer, Json, session_of
 from .asks import TURNS as TURNS
 from .asks import Ask, Elsewhere, InboxReach, Pending, Reach, joined
 from .rounds import Rounds
+from .shares import Shares
 
 PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
 KEPT: Final = 250  # answers that have ended; older ones are read from their files
@@ -62,12 +63,14 @@ class Engine:
     elsewhere: Elsewhere = attrs.field(factory=Elsewhere)
     begin: Callable[..., Job[Any]] = attrs.field(init=False)
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
+    shares: Shares = attrs.field(init=False)
     inboxes: parts.Inboxes = attrs.field(init=False)
     _histories: Histories = attrs.field(factory=Histories)
     pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
 
     def __attrs_post_init__(self) -> None:
         self.begin = partial(self.lanes.submit_nowait, lane=TURNS)
+        self.shares = Shares(self.lanes, TURNS)
         self.inboxes = parts.Inboxes(
             self.lanes, self._turn, when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
             cap=CAP, overflow=parts.Overflow.DROP_NEWEST,
@@ -75,7 +78,7 @@ class Engine:
 
     # ---- requests
 
-    def post(self, ask: Ask, when_busy: WhenBusy | None, group: str | None) -> None:
+    def post(self, ask: Ask, when_busy: WhenBusy | None, user: str | None) -> None:
         """Give the request its place in the lane of its session, or to the calls that wait for it.
 
         Raises:
@@ -85,6 +88,8 @@ class Engine:
         """
         answer = ask.answer
         if not self.resume(ask):
+            self.shares.check(user)
+            group = user if ask.is_kept else answer.id  # no other turn keeps what this one says
             receipt = self.inboxes.post(answer.session, ask, when_busy=when_busy, group=group)
             if receipt.outcome is not None and receipt.outcome.kind is SettledKind.REJECTED:
                 raise BusyError
@@ -95,7 +100,8 @@ class Engine:
             answer.position = (receipt.position or 0) + is_busy
             if answer.position:
                 answer.begin("queued", position=answer.position)
-            self.nursery.start_soon(_follow, answer, receipt)
+            self.shares.begun(user)
+            self.nursery.start_soon(self._follow, answer, receipt, user)
         self.answers[answer.id] = answer
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
             if self.answers[id].ended.is_set():
@@ -187,8 +193,9 @@ class Engine:
         finally:
             live.end(status, why)
 
-
-async def _follow(answer: Answer, receipt: Receipt) -> None:
-    """End the response of a message that no turn was started with."""
-    if (await receipt.settled()).turn is None:
-        answer.end("cancelled")
+    async def _follow(self, answer: Answer, receipt: Receipt, user: str | None) -> None:
+        """End the response of a message that no turn was started with."""
+        outcome = await receipt.settled()
+        self.shares.ended(user)
+        if outcome.turn is None:
+            answer.end("cancelled")

@@ -143,7 +143,7 @@ class Once:
                 failed = self._shape_of(scope["path"])(Refused(500, "the gateway failed"))
                 await failed(scope, receive, send)
         finally:
-            counts = complete and (status < 400 or said.key.begun)
+            counts = complete and (status < 300 or said.key.begun)  # 307: a slash too much
             if file is not None:
                 file.release(said.messages.since(-1) if counts else [])
             said.messages.close()

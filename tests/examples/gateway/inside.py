@@ -17,7 +17,7 @@ import json
 import math
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -202,7 +202,9 @@ async def inside(
     """Open the gateway: one turn at once, and no grace at the end, unless options say so."""
     chosen = parser().parse_args(["--limit", "1", "--grace", "0", *options])
     chosen.durable = durable
-    with tempfile.TemporaryDirectory() as folder, patch("trio.to_thread.run_sync", _at_once):
+    with ExitStack() as closing:
+        folder = closing.enter_context(tempfile.TemporaryDirectory())
+        closing.enter_context(patch("trio.to_thread.run_sync", _at_once))
         async with (
             open_toolbox(chosen.tool_timeout, chosen.mcp) as tools,
             httpx2.AsyncClient(verify=False) as client,
@@ -213,9 +215,9 @@ async def inside(
             limits = {TURNS: chosen.limit, LANE: math.inf}
             own = jobs or MemoryStore(), Backlog, limits, math.inf
             async with making(chosen, parts, Requests(), lanes, beside, *own) as made:
-                app, engine, kept = made
-                yield Gateway(app, engine, lanes, kept)
+                app, engine, durables = made
+                assert isinstance(engine.store, JsonlTranscript)
+                closing.callback(engine.store.close)  # the folder is free for the next
+                yield Gateway(app, engine, lanes, durables)
             await lanes.drain(grace=0)
             beside.cancel_scope.cancel()
-            assert isinstance(engine.store, JsonlTranscript)
-            engine.store.close()  # the folder is free for the next

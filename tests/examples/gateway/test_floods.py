@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -49,3 +51,27 @@ async def test_a_user_that_floods_completions_takes_turns_with_another(
     async with inside(SLOW) as gateway:
         bodies.append({"messages": messages, "user": "other"})
         assert await flood(gateway, "/v1/chat/completions", bodies) == {200: 60}
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_user_with_many_conversations_leaves_room_to_others(
+    path: str, autojump_clock: MockClock
+) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    said = {"input": "hello"} if path == "/v1/responses" else {"messages": messages}
+    statuses: Counter[int] = Counter()
+    async with inside(SLOW, "--waiting", "20") as gateway:
+
+        async def ask(**more: Any) -> None:
+            statuses[(await gateway.request("POST", path, said | more)).status] += 1
+
+        for _ in range(2):  # what has ended takes no room
+            async with trio.open_nursery() as nursery:
+                for _ in range(60):
+                    nursery.start_soon(partial(ask, user="flood"))
+                await trio.sleep(0.1)
+                assert statuses == {429: 60 - 11}
+                assert (await gateway.request("POST", path, said | {"user": "a"})).status == 200
+                assert (await gateway.request("POST", path, said)).status == 200
+            assert statuses == {429: 60 - 11, 200: 11}
+            statuses.clear()

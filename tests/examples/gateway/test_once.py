@@ -274,19 +274,18 @@ async def test_the_file_of_a_process_that_died_is_claimed_by_the_next(tmp_path: 
     assert await other.claim("b") == ("a", [])
 
 
-async def test_a_completion_that_failed_leaves_its_key_to_the_next_try(
+async def test_a_completion_that_was_refused_leaves_its_key_and_answers_go_after_a_day(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    model = Script([ModelError("away")], ["yes"])
     body = {"messages": [{"role": "user", "content": "hello"}]}
-    async with inside(model, durable=tmp_path) as gateway:
-        assert (await gateway.request("POST", COMPLETIONS, body, KEY)).status == 502
+    async with inside(Script(["yes"]), durable=tmp_path) as gateway:
+        assert (await gateway.request("POST", COMPLETIONS, body | {"n": 2}, KEY)).status == 400
         assert not [*(tmp_path / "answers").iterdir()]
         assert (await gateway.request("POST", COMPLETIONS, body, KEY)).status == 200
         (file,) = (tmp_path / "answers").iterdir()
     os.utime(file, (0, 0))
-    async with inside(model, durable=tmp_path):
-        assert not file.exists()  # it is older than a day
+    async with inside(Script(), durable=tmp_path):
+        assert not file.exists()
 
 
 async def test_a_failed_turn_is_the_answer_to_its_key(autojump_clock: MockClock) -> None:
@@ -297,3 +296,24 @@ async def test_a_failed_turn_is_the_answer_to_its_key(autojump_clock: MockClock)
             assert reply.status == 502
         assert await questions(gateway) == ["hello"]
     assert len(model.prompts) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_key_whose_completion_has_failed_does_not_ask_the_model_again(
+    path: str, autojump_clock: MockClock
+) -> None:
+    model = Script(["half ", ModelError("down")])
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "model": "m"}
+    async with inside(model) as gateway:
+        replies = [await gateway.request("POST", path, body, KEY) for _ in range(2)]
+    assert [reply.status for reply in replies] == [502, 502]
+    assert replies[0].raw == replies[1].raw
+    assert len(model.prompts) == 1
+
+
+async def test_a_redirection_leaves_the_key_to_the_request_that_follows_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with inside(Script()) as gateway:
+        assert (await gateway.request("POST", "/v1/responses/", BODY, KEY)).status == 307
+        assert (await gateway.request("POST", "/v1/responses", BODY, KEY)).status == 200
