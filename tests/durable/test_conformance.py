@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
+from tests.support.programs import PATIENCE
 from trio_lanes.durable import MemoryStore, SqliteStore, Submission
 from trio_lanes.durable.testing import durable_store_suite
 from trio_lanes.durable.testing._bench import LEASE, Bench
@@ -25,7 +26,8 @@ def memory() -> Callable[[Path], MemoryStore]:
 
 
 def sqlite(folder: Path) -> SqliteStore:
-    return SqliteStore(folder / "jobs.db", synchronous="NORMAL")
+    # a busy machine may need longer than a program would wait
+    return SqliteStore(folder / "jobs.db", synchronous="NORMAL", patience=PATIENCE)
 
 
 TestMemoryStore = durable_store_suite(memory(), clock=MockClock)

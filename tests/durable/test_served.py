@@ -16,6 +16,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.durable.cancelled import cancel_open
+from tests.support.programs import PATIENCE
 from trio_lanes.durable import (
     DurableState,
     Ended,
@@ -56,7 +57,8 @@ class Served:
 
     async def host(self, folder: Path) -> None:
         try:
-            async with host(SqliteStore(folder / "jobs.db", synchronous="NORMAL")) as owner:
+            file = SqliteStore(folder / "jobs.db", synchronous="NORMAL", patience=PATIENCE)
+            async with host(file) as owner:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(serve_unix, f"{folder}/served", owner.guest)
                     self.folders[folder].set()

@@ -180,7 +180,7 @@ async def test_the_children_of_a_child_process_end_with_its_group(mock_clock: Mo
             lanes.submit_nowait(
                 partial(
                     trio.run_process,
-                    ["sh", "-c", command],
+                    ["/bin/sh", "-c", command],
                     process_group=0,
                     stdout=writing,
                     deliver_cancel=end_group,
