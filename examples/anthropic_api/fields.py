@@ -31,16 +31,12 @@ def _is_schema(value: Any) -> bool:
     return False
 
 
-def _is_list_of_stops(value: Any) -> bool:
-    return isinstance(value, list) and PASSED["stop"].check(value)
-
-
 SCHEMA: Final = "must be of the type json_schema, with a schema"
 TABLES: Final[Mapping[str, Table]] = {
     "request": {
         **{name: PASSED[name] for name in ("model", "temperature", "top_p")},
         "max_tokens": PASSED["max_completion_tokens"],
-        "stop_sequences": attrs.evolve(PASSED["stop"], check=_is_list_of_stops),
+        "stop_sequences": attrs.evolve(PASSED["stop"], check=rules.are_texts),
         "service_tier": attrs.evolve(one_of(*TIERS), to="service_tier", convert=TIERS.__getitem__),
         "output_config": having({
             "effort": PASSED["reasoning_effort"],
@@ -48,14 +44,11 @@ TABLES: Final[Mapping[str, Table]] = {
         }),
         "metadata": having({"user_id": attrs.evolve(text(), to="user")}),
         "stream": attrs.evolve(FLAG, to="stream"),
-        "messages": rules.LIST,
-        "system": rules.CONTENT,
-        "tools": rules.LIST,
-        "tool_choice": OBJECT,
+        "messages": rules.LIST, "system": rules.CONTENT,
+        "tools": rules.LIST, "tool_choice": OBJECT,
         # How much a model thinks is `output_config.effort`; what it thinks is not in the answer.
         "thinking": having({
-            "type": one_of("disabled", "adaptive"),
-            "display": only("omitted"),
+            "type": one_of("disabled", "adaptive"), "display": only("omitted"),
             **rules.refused("budget_tokens"),
         }),
         "cache_control": OBJECT,  # upstreams cache the beginning of a prompt by themselves

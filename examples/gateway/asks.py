@@ -18,9 +18,7 @@ from ..openai_api.wire import Answer, Json
 
 TURNS: Final = "main"  # the lane of turns
 # items that a model has made, and that answer them
-MADE: Final = (
-    "function_call", "reasoning", "mcp_call", "mcp_list_tools", "mcp_approval_request",
-)  # fmt: skip
+MADE: Final = ("function_call", "reasoning", "mcp_call", "mcp_list_tools", "mcp_approval_request")
 ANSWERS: Final = ("function_call_output", "mcp_approval_response")
 
 

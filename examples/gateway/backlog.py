@@ -26,7 +26,6 @@ from ..openai_api.once import Key
 from ..openai_api.wire import Answer
 from .asks import Ask
 from .engine import Engine
-from .outputs import check_outputs
 from .threads import Threads
 
 logger: Final = logging.getLogger(__name__)
@@ -71,10 +70,8 @@ class Backlog:
         answer = answer_of(found)
         if answer.ended.is_set():
             return answer
-        if found.request.get("root", answer.id) == answer.id:  # else the turn has another job
-            # the process that accepted it may have died before it did this
-            job = await self._submit(answer, found.request.get("job"))
-            EventLog(self._folder, answer.id).note(job.id)
+        # the process that accepted it may have died before it did this
+        await self._submit(answer, found.request["job"])
         return await self._go_on(answer.id)
 
     async def accept(
@@ -104,10 +101,9 @@ class Backlog:
             raise
         return answer
 
-    async def _submit(self, answer: Answer, key: str | None = None) -> DurableJob:
+    async def _submit(self, answer: Answer, key: str) -> DurableJob:
         """Submit the job of a response, once with each key."""
         id, session = answer.id, answer.session
-        key = id if key is None else key
         return await self.durable.submit("respond", id, session=session, lane=LANE, key=key)
 
     async def recover(self) -> None:
@@ -201,7 +197,7 @@ class Backlog:
             return answer
         ask = Ask(answer, **found.request["ask"])
         try:
-            await check_outputs(self._engine, ask, WhenBusy.STEER)  # accepted: it waits for calls
+            await self._engine.check_outputs(ask, WhenBusy.STEER)  # accepted: it waits for calls
         except BadInputError as bad:  # the turn that waited for them has died
             answer.end("failed", str(bad))
             return answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from trio_lanes.agents import Conversation
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import CONVERSATION, CONVERSATIONS, ITEMS, checked
 from ..openai_api.http import body_of, listed, named
-from ..openai_api.items import conversation_object, numbered, shown, to_items, to_messages
+from ..openai_api.items import asked_in, numbered, shown, to_items, to_messages
 from ..openai_api.once import Key
 from ..openai_api.wire import Json
 from .engine import Engine
@@ -30,7 +31,7 @@ async def write(engine: Engine, request: Request, session: str, **content: Any) 
     content = {"input": [], **content}
     if key is not None:
         content |= {"once": key.id, "body": key.body}
-        for kept in await contents(engine, session):
+        for kept in asked_in(await engine.messages(session)):
             if kept.get("once") == key.id:
                 key.check(kept["body"])
                 return kept
@@ -41,10 +42,13 @@ async def write(engine: Engine, request: Request, session: str, **content: Any) 
     return content
 
 
-async def contents(engine: Engine, session: str) -> list[Json]:
-    """Return what was asked, and written, in a conversation."""
-    messages = await engine.messages(session)
-    return [message.content for message in messages if message.role == "user"]
+def conversation_object(id: str, contents: Sequence[Json]) -> Json:
+    """Return a conversation, whose questions have these contents."""
+    created = [content["created_at"] for content in contents if "created_at" in content]
+    metadata = [content["metadata"] for content in contents if "metadata" in content]
+    since = created[0] if created else int(time.time())
+    newest = metadata[-1] if metadata else {}
+    return {"id": id, "object": "conversation", "created_at": since, "metadata": newest}
 
 
 def stem_of(request: Request) -> str:
@@ -72,7 +76,8 @@ class Conversations:
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/conversations/{id}`: every valid name is one, empty at first."""
         id = named(request.path_params["id"])
-        return JSONResponse(conversation_object(id, await contents(self._engine, id)))
+        contents = asked_in(await self._engine.messages(id))
+        return JSONResponse(conversation_object(id, contents))
 
     async def update(self, request: Request) -> Response:
         """`POST /v1/conversations/{id}`."""

@@ -18,13 +18,12 @@ from trio_lanes import Job, LaneFullError, Lanes
 from trio_lanes import agents as parts
 from trio_lanes.agents import Conversation, Receipt, SettledKind, Turn, WhenBusy
 
-from ..chat_agent import model as chat
-from ..chat_agent.model import ModelError
+from ..chat_agent.model import Message, ModelError
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Builtin, Upstream
 from ..openai_api.errors import BadInputError, of_model, problem
 from ..openai_api.history import Histories
-from ..openai_api.items import once, outputs_of
+from ..openai_api.items import asked_in, is_approval, once, outputs_of
 from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, session_of
 from .asks import TURNS as TURNS
@@ -35,6 +34,8 @@ from .shares import Shares
 PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
 KEPT: Final = 250  # answers that have ended; older ones are read from their files
 CAP: Final = 20  # waiting messages of a session
+# Modes that reach the turn itself: it takes the message, or is stopped, or the message is refused
+REACHING: Final = (WhenBusy.STEER, WhenBusy.INTERRUPT, WhenBusy.ROLLBACK, WhenBusy.REJECT)
 
 
 class BusyError(Exception):
@@ -121,7 +122,33 @@ class Engine:
         pending.ask = ask
         return True
 
-    async def waiting_for(self, ask: Ask) -> list[str]:
+    async def check_outputs(self, ask: Ask, when_busy: WhenBusy | None = None) -> None:
+        """Check that each output has its call, and each call its one output.
+
+        Raises:
+          BadInputError: if that is not so.
+        """
+        calls = [str(item["call_id"]) for item in ask.items if item.get("type") == "function_call"]
+        outputs = [id for id in outputs_of(ask.items) if not is_approval(id)]
+        late = [id for id in outputs if id not in calls]
+        if self.pending_of(ask.items) is not None:  # what is wrong there, the turn itself says
+            late = []
+        elif when_busy not in REACHING:
+            calls += await self._waiting_for(ask)
+        if late:  # a client may have written the call into its conversation
+            contents = asked_in(await self.messages(ask.answer.session))
+            others = [one["input"] for one in contents if one.get("response") != ask.answer.id]
+            items = [item for given in others for item in given]
+            kinds = {(item.get("call_id"), item.get("type")) for item in items}
+            for id in late:
+                if (id, "function_call") not in kinds or (id, "function_call_output") in kinds:
+                    text = f"No tool call found for function call output with call_id {id[:100]}."
+                    raise BadInputError(text)
+        for id in calls:
+            if id not in outputs:
+                raise BadInputError(f"No tool output found for function call {id[:100]}.")
+
+    async def _waiting_for(self, ask: Ask) -> list[str]:
         """Return the calls that wait for outputs at the place from which the request goes on."""
         found: list[str] = []
         session = ask.answer.session
@@ -137,7 +164,7 @@ class Engine:
                 return pending
         return None
 
-    def check_images(self, messages: Sequence[chat.Message], param: str) -> None:
+    def check_images(self, messages: Sequence[Message], param: str) -> None:
         """Refuse messages with images, if the model takes none; an endpoint says so itself."""
         if isinstance(self.upstream, Builtin) and any(message.parts for message in messages):
             raise BadInputError("the built-in model takes no images", param)

@@ -21,7 +21,6 @@ from ..openai_api.wire import Answer, Json
 from .asks import Ask
 from .backlog import Backlog
 from .engine import BusyError, Engine
-from .outputs import check_outputs
 
 
 class Responses:
@@ -75,7 +74,7 @@ class Responses:
         ask, mode, group = self._ask(body, key)
         ask.answer.succeeds = succeeds
         mode = WhenBusy.STEER if succeeds else mode
-        await check_outputs(self._engine, ask, mode)
+        await self._engine.check_outputs(ask, mode)
         durable = self._backlog.takes_all or body.get("background") or key is not None
         try:
             if durable and self._is_durable:

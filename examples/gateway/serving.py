@@ -182,11 +182,8 @@ def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:
     """Return the lanes of this process."""
     rate = [] if options.rpm is None else [RateLimit(options.rpm, per=60.0)]
     turns = LaneConfig(concurrency=options.limit, max_waiting=options.waiting, rate=rate, fair=True)
-    return {
-        TURNS: turns,
-        PLACED: LaneConfig(concurrency=math.inf),
-        "mcp:*": LaneConfig(concurrency=PER_SERVER),
-    }
+    unbounded, tools = LaneConfig(concurrency=math.inf), LaneConfig(concurrency=PER_SERVER)
+    return {TURNS: turns, PLACED: unbounded, "mcp:*": tools}
 
 
 def parser() -> argparse.ArgumentParser:

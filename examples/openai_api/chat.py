@@ -17,7 +17,7 @@ from ..chat_agent.model import Message, ToolCall, Usage
 from .errors import BadInputError, Refused
 from .http import field
 from .items import text_of, user_message
-from .shapes import chat_usage_of
+from .shapes import usage_of
 from .wire import Json, new_id
 
 
@@ -33,10 +33,15 @@ def data_line(value: Json) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
-def usage_of(events: Sequence[Any]) -> Json:
+def _usage(events: Sequence[Any]) -> Json:
     """Return the usage in the events of a model."""
-    usages = (event for event in events if isinstance(event, Usage))
-    return chat_usage_of(sum(usages, start=Usage(0)))
+    usage = usage_of(sum((event for event in events if isinstance(event, Usage)), start=Usage(0)))
+    return {
+        "prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"],
+        "total_tokens": usage["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": usage["input_tokens_details"]["cached_tokens"]},
+        "completion_tokens_details": usage["output_tokens_details"],
+    }  # fmt: skip
 
 
 def end_of(events: Sequence[Any]) -> Done | Refused:
@@ -103,12 +108,9 @@ def thread_messages(thread: str, messages: Sequence[Kept]) -> list[Json]:
 
 def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json | None) -> Json:
     """Return a run of a thread; ``needs`` are the calls that its client has to answer."""
-    calls = [
-        {"id": call["call_id"], "type": "function",
-         "function": {"name": call["name"], "arguments": call["arguments"]}}
-        for call in needs
-    ]  # fmt: skip
-    action = {"type": "submit_tool_outputs", "submit_tool_outputs": {"tool_calls": calls}}
+    calls = [ToolCall(call["call_id"], call["name"], call["arguments"]) for call in needs]
+    outputs = {"tool_calls": [tool_call(call) for call in calls]}
+    action = {"type": "submit_tool_outputs", "submit_tool_outputs": outputs}
     return {
         "id": id, "object": "thread.run", "created_at": 0, "thread_id": thread,
         "assistant_id": "gateway", "status": status, "model": "gateway",
@@ -133,7 +135,7 @@ def completion(model: str, events: Sequence[Any]) -> Json:
     if calls:
         message["tool_calls"] = [tool_call(call) for call in calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.reason}
-    return _head(model) | {"choices": [choice], "usage": usage_of(events)}
+    return _head(model) | {"choices": [choice], "usage": _usage(events)}
 
 
 async def chunks(body: Json, model: str, feed: Feed[Any]) -> AsyncIterator[str]:
@@ -159,5 +161,5 @@ async def chunks(body: Json, model: str, feed: Feed[Any]) -> AsyncIterator[str]:
         return
     yield chunk({}, end.reason)
     if (body.get("stream_options") or {}).get("include_usage"):
-        yield data_line(head | {"choices": [], "usage": usage_of(feed.since(-1))})
+        yield data_line(head | {"choices": [], "usage": _usage(feed.since(-1))})
     yield "data: [DONE]\n\n"

@@ -89,7 +89,7 @@ def _is_format(value: Any) -> bool:
     return False
 
 
-def _are_texts(value: Any) -> bool:
+def are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) and text for text in value)
 
 
@@ -107,27 +107,18 @@ EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 PASSED: Final[Table] = {
     name: attrs.evolve(rule, to=name)
     for name, rule in {
-        "frequency_penalty": number(-2, 2),
-        "max_completion_tokens": COUNT,
+        "model": text(), "temperature": number(0, 2), "top_p": number(0, 1),
+        "frequency_penalty": number(-2, 2), "presence_penalty": number(-2, 2),
+        "seed": number(-(2**63), 2**63, (int,)), "max_completion_tokens": COUNT,
         "max_tokens": COUNT,
-        "model": text(),
-        "parallel_tool_calls": FLAG,
-        "prediction": OBJECT,
-        "presence_penalty": number(-2, 2),
-        "prompt_cache_key": text(),
-        "prompt_cache_options": OBJECT,
-        "prompt_cache_retention": one_of("in_memory", "24h"),
-        "reasoning_effort": one_of(*EFFORTS),
+        "stop": Rule(lambda v: are_texts(v if isinstance(v, list) else [v]), "must be strings"),
         "response_format": Rule(_is_format, FORMAT, convert=_chat_format),
-        "safety_identifier": text(),
-        "seed": number(-(2**63), 2**63, (int,)),
-        "service_tier": text(),
-        "stop": Rule(lambda v: _are_texts(v if isinstance(v, list) else [v]), "must be strings"),
-        "temperature": number(0, 2),
-        "top_p": number(0, 1),
-        "verbosity": one_of("low", "medium", "high"),
+        "reasoning_effort": one_of(*EFFORTS), "verbosity": one_of("low", "medium", "high"),
+        "parallel_tool_calls": FLAG, "prediction": OBJECT, "service_tier": text(),
+        "prompt_cache_key": text(), "prompt_cache_options": OBJECT,
+        "prompt_cache_retention": one_of("in_memory", "24h"), "safety_identifier": text(),
     }.items()
-}
+}  # fmt: skip
 COMPLETIONS: Final[Table] = PASSED | {
     "messages": LIST, "tools": LIST, "tool_choice": CHOICE, "user": text(), "stream": FLAG,
     "stream_options": having({"include_usage": FLAG, "include_obfuscation": only(False)}),
@@ -164,7 +155,7 @@ RESPONSES: Final[Table] = {
     "truncation": one_of("auto", "disabled"),
     # each name is of something that the output never has, but logprobs it could have
     "include": Rule(
-        lambda v: _are_texts(v) and "message.output_text.logprobs" not in v,
+        lambda v: are_texts(v) and "message.output_text.logprobs" not in v,
         "must be names; logprobs are not supported",
     ),
     "context_management": only([]), "top_logprobs": only(0),

@@ -14,7 +14,7 @@ from typing import Final
 from trio_lanes.agents import Message as Kept
 
 from ..chat_agent.model import Message, RequestError
-from .items import exchange_of, for_model, once
+from .items import asked_in, exchange_of, for_model, once
 from .wire import Json
 
 CONVERSATIONS: Final = 100  # that are kept, those that were used last
@@ -78,7 +78,7 @@ class _History:
         new = once(messages[start:])
         if messages[:start] != self.messages or not self.asked.isdisjoint(_asked(new)):
             return False
-        contents = [message.content for message in messages[start:] if message.role == "user"]
+        contents = asked_in(messages[start:])
         if any("deleted" in content or "cleared" in content for content in contents):
             return False
         self._add(new)
@@ -135,5 +135,4 @@ def _asked(messages: Sequence[Kept]) -> list[str]:
 
 def _questions(messages: Sequence[Kept]) -> list[Json]:
     """Return the contents of the questions among the messages that have a response."""
-    contents = [message.content for message in messages if message.role == "user"]
-    return [content for content in contents if content.get("response")]
+    return [content for content in asked_in(messages) if content.get("response")]

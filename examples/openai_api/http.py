@@ -200,14 +200,12 @@ class EventStream(StreamingResponse):
         self._events, self._lost = events, lost
 
     async def stream_response(self, send: Send) -> None:
-        complete = False
         try:
             async with aclosing(self._events):  # type: ignore[type-var]
                 await self._send_alive(send)
-            complete = True
-        finally:
-            if not complete:
-                self._lost()
+        except BaseException:
+            self._lost()
+            raise
 
     async def _send_alive(self, send: Send) -> None:
         sent_at, more = trio.current_time(), True

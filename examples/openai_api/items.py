@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Any
 
@@ -92,24 +91,20 @@ def once(messages: Sequence[Kept], again: Collection[str] = ()) -> list[Kept]:
     Args:
       again: responses whose answer begins now.
     """
-    last: dict[str, str | None] = {}  # {response: the exchange that counts}
-    for message in messages:
-        if message.role == "user" and message.content.get("response"):
-            last[message.content["response"]] = exchange_of(message)
-    last |= dict.fromkeys(again)
-    old = {
-        exchange
-        for message in messages
-        if message.role == "user"
-        and last.get(message.content.get("response"), exchange := exchange_of(message)) != exchange
-    }
+    asked = [(m.content.get("response"), exchange_of(m)) for m in messages if m.role == "user"]
+    counts = dict(asked) | dict.fromkeys(again)  # {response: the exchange that counts}
+    old = {exchange for response, exchange in asked if response and counts[response] != exchange}
     return _edited([message for message in messages if exchange_of(message) not in old])
+
+
+def asked_in(messages: Sequence[Kept]) -> list[Json]:
+    """Return what was asked, and written, in a conversation: the contents of its questions."""
+    return [message.content for message in messages if message.role == "user"]
 
 
 def _edited(messages: list[Kept]) -> list[Kept]:
     """Return the messages without what was deleted, and without a second write for one key."""
-    contents = [message.content for message in messages if message.role == "user"]
-    deleted = {id for content in contents for id in content.get("deleted", ())}
+    deleted = {id for content in asked_in(messages) for id in content.get("deleted", ())}
     keys: set[str] = set()
     found: list[Kept] = []
     for message in messages:
@@ -221,12 +216,3 @@ def unasked_approval(items: Sequence[Json]) -> str | None:
     ended = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
     given = [id for id, said in outputs_of(items).items() if is_approval(id) and said["approve"]]
     return next((id for id in given if id not in ended), None)
-
-
-def conversation_object(id: str, contents: Sequence[Json]) -> Json:
-    """Return a conversation, whose questions have these contents."""
-    created = [content["created_at"] for content in contents if "created_at" in content]
-    metadata = [content["metadata"] for content in contents if "metadata" in content]
-    since = created[0] if created else int(time.time())
-    newest = metadata[-1] if metadata else {}
-    return {"id": id, "object": "conversation", "created_at": since, "metadata": newest}

@@ -33,14 +33,12 @@ def echoed(body: Json) -> Json:
 
 def usage_of(usage: Usage) -> Json:
     """Return the usage of a response."""
+    prompt = usage.prompt or usage.tokens - usage.completion  # an endpoint may say the sum alone
     return {
-        # an endpoint may tell the sum alone
-        "input_tokens": usage.prompt or usage.tokens - usage.completion,
+        "input_tokens": prompt, "output_tokens": usage.completion, "total_tokens": usage.tokens,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-        "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-        "total_tokens": usage.tokens,
-    }
+    }  # fmt: skip
 
 
 def usage_in(usage: Json) -> Usage:
@@ -48,17 +46,6 @@ def usage_in(usage: Json) -> Usage:
     cached, reasoning = usage["input_tokens_details"], usage["output_tokens_details"]
     counts = usage["total_tokens"], usage["input_tokens"], usage["output_tokens"]
     return Usage(*counts, cached["cached_tokens"], reasoning["reasoning_tokens"])
-
-
-def chat_usage_of(usage: Usage) -> Json:
-    """Return the usage of a chat completion."""
-    same = usage_of(usage)
-    return {
-        "prompt_tokens": same["input_tokens"], "completion_tokens": same["output_tokens"],
-        "total_tokens": same["total_tokens"],
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": same["output_tokens_details"],
-    }  # fmt: skip
 
 
 def text_part(text: str) -> Json:
