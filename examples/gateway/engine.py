@@ -84,11 +84,13 @@ class Engine:
 
         Raises:
           LaneError: if there is no room; nothing is kept of the request.
-          BadInputError: if it answers some calls of a turn, and not all.
+          BadInputError: if it answers some calls of a turn and not all, or calls that are answered.
           BusyError: if the session is busy, and the mode is reject.
         """
         answer = ask.answer
         if not self.resume(ask):
+            if ask.resumes:  # another request was faster
+                raise BadInputError("no call waits for these outputs any more")
             self.shares.check(user)
             group = user if ask.is_kept else answer.id  # no other turn keeps what this one says
             receipt = self.inboxes.post(answer.session, ask, when_busy=when_busy, group=group)
@@ -131,7 +133,8 @@ class Engine:
         calls = [str(item["call_id"]) for item in ask.items if item.get("type") == "function_call"]
         outputs = [id for id in outputs_of(ask.items) if not is_approval(id)]
         late = [id for id in outputs if id not in calls]
-        if self.pending_of(ask.items) is not None:  # what is wrong there, the turn itself says
+        ask.resumes = self.pending_of(ask.items) is not None
+        if ask.resumes:  # what is wrong there, the turn itself says
             late = []
         elif when_busy not in REACHING:
             calls += await self._waiting_for(ask)

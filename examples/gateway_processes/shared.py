@@ -92,6 +92,7 @@ class SharedBacklog(Backlog, Elsewhere):
         if len(json.dumps(ask.content)) > LARGEST:
             text = f"with several processes, an input has at most {LARGEST:,} characters of JSON"
             raise Refused(413, text)
+        group = group if ask.is_kept else ask.answer.id  # as `Engine.post`
         wait = next(filter(None, map(self._waiting, outputs_of(ask.items))), None)
         more: Json = {
             "mode": mode,

@@ -105,6 +105,9 @@ def asked_in(messages: Sequence[Kept]) -> list[Json]:
 def _edited(messages: list[Kept]) -> list[Kept]:
     """Return the messages without what was deleted, and without a second write for one key."""
     deleted = {id for content in asked_in(messages) for id in content.get("deleted", ())}
+    if deleted:  # no model takes a call without its output, or the output alone
+        calls = {call for id, call in _calls_in(messages) if id in deleted}
+        deleted |= {id for id, call in _calls_in(messages) if call in calls}
     keys: set[str] = set()
     found: list[Kept] = []
     for message in messages:
@@ -117,6 +120,17 @@ def _edited(messages: list[Kept]) -> list[Kept]:
         if message.role != "tool" or f"msg_{message.id}" not in deleted:
             found.append(_without(message, deleted) if deleted else message)
     return found
+
+
+def _calls_in(messages: Sequence[Kept]) -> Iterator[tuple[str, str]]:
+    """Yield the id of each item that is a call or its output, and the id of the call."""
+    for message in messages:
+        if message.role == "user":
+            said = said_in(message)
+            yield from ((id, item["call_id"]) for id, item in said if "call_id" in item)
+        elif message.role == "tool":
+            yield f"msg_{message.id}", message.tool_call_id or ""
+        yield from ((f"fc_{call['id']}", call["id"]) for call in message.tool_calls)
 
 
 def _without(message: Kept, deleted: Container[str]) -> Kept:

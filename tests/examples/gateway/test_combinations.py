@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
+from examples.chat_agent.model import ToolCall
 from trio_lanes.durable import MemoryStore
 
 from .inside import Json, Script, inside
 
 RESPONSES = "/v1/responses"
+LOOKUP: Json = {"type": "function", "name": "lookup", "parameters": {"type": "object"}}
+CALL = [ToolCall("c", "lookup", "{}")]
 
 
 async def test_what_is_not_kept_is_in_no_conversation_although_it_steers_one(
@@ -66,3 +71,50 @@ async def test_after_a_restart_clients_reach_responses_for_which_there_is_no_roo
         assert again.body["status"] == "cancelled"
         missing = await gateway.request("GET", f"{RESPONSES}/{roomless[1]}")
         assert missing.status == 404
+
+
+@pytest.mark.many_seeds(20)
+async def test_outputs_that_are_brought_twice_at_once_are_given_to_the_model_once(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model, statuses = Script(CALL, ["done"]), []
+    async with inside(model, durable=tmp_path) as gateway:
+        first = await gateway.request("POST", RESPONSES, {"input": "x", "tools": [LOOKUP]})
+        call = first.body["output"][0]["call_id"]
+        output = {"type": "function_call_output", "call_id": call, "output": "42"}
+
+        async def bring(**more: Any) -> None:
+            reply = await gateway.request("POST", RESPONSES, {"input": [output], **more})
+            statuses.append(reply.status)
+
+        async with trio.open_nursery() as nursery:
+            for is_background in (False, True, True):
+                nursery.start_soon(partial(bring, background=is_background))
+        await trio.sleep(1)
+    assert sorted(statuses) == [200, 400, 400]
+    assert [[message.role for message in prompt] for prompt in model.prompts] == [
+        ["user"],
+        ["user", "assistant", "tool"],
+    ]
+
+
+@pytest.mark.parametrize("place", [1, 2])  # of the call, and of its output
+async def test_a_call_and_its_output_are_deleted_together(
+    place: int, autojump_clock: MockClock
+) -> None:
+    model = Script(CALL, ["done"])
+    async with inside(model) as gateway:
+        body = {"input": "x", "tools": [LOOKUP], "conversation": "c"}
+        first = await gateway.request("POST", RESPONSES, body)
+        call = first.body["output"][0]["call_id"]
+        output = {"type": "function_call_output", "call_id": call, "output": "42"}
+        await gateway.request("POST", RESPONSES, {"input": [output], "conversation": "c"})
+        items = "/v1/conversations/c/items"
+        found = (await gateway.request("GET", items + "?order=asc")).body["data"]
+        kinds = ["message", "function_call", "function_call_output", "message"]
+        assert [item["type"] for item in found] == kinds
+        await gateway.request("DELETE", f"{items}/{found[place]['id']}")
+        left = (await gateway.request("GET", items + "?order=asc")).body["data"]
+        assert left == [found[0], found[3]]
+        await gateway.request("POST", RESPONSES, {"input": "y", "conversation": "c"})
+    assert [message.text for message in model.prompts[-1]] == ["x", "done", "y"]
