@@ -124,6 +124,8 @@ class Backlog:
         except LaneError:  # there is no room for its turn
             raise Retry(ROOM_SECONDS, counts=False) from None
         await answer.ended.wait()
+        if answer.is_suspended:  # the next process goes on with it, so its job does not end
+            raise Retry(ROOM_SECONDS, counts=False)
 
     def find(self, id: str) -> Answer | None:
         """Return a response that is not in memory any more."""

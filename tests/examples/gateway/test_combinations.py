@@ -118,3 +118,20 @@ async def test_a_call_and_its_output_are_deleted_together(
         assert left == [found[0], found[3]]
         await gateway.request("POST", RESPONSES, {"input": "y", "conversation": "c"})
     assert [message.text for message in model.prompts[-1]] == ["x", "done", "y"]
+
+
+async def test_a_response_that_a_drain_suspends_before_its_job_is_stopped_goes_on(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    jobs = MemoryStore()
+    options: Any = {"durable": tmp_path, "jobs": jobs}
+    async with inside(Script(["half ", 50.0, "whole"]), **options) as gateway:
+        body = {"input": "x", "background": True}
+        id = (await gateway.request("POST", RESPONSES, body)).body["id"]
+        await trio.sleep(1)
+        await gateway.lanes.drain(grace=0)  # and the durable lanes a moment later
+        await trio.sleep(0.1)
+    async with inside(Script(["all is well"]), **options) as gateway:
+        await trio.sleep(10)
+        found = await gateway.request("GET", f"{RESPONSES}/{id}")
+        assert found.body["status"] == "completed"
