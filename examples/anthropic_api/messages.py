@@ -18,7 +18,6 @@ from ..openai_api.errors import Refused
 from ..openai_api.wire import Json, new_id, sse
 
 REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-EMPTY: Final[Json] = {"input": {}}
 KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
                 413: "request_too_large", 429: "rate_limit_error",
                 503: "overloaded_error"}  # fmt: skip
@@ -66,7 +65,7 @@ async def message_events(model: str, feed: Feed[Any]) -> AsyncIterator[str]:
                 if isinstance(said, str):
                     if not grows:
                         index, grows = index + 1, True
-                        block = {"type": "text", "text": ""}
+                        block: Json = {"type": "text", "text": ""}
                         yield event("content_block_start", index=index, content_block=block)
                     piece = {"type": "text_delta", "text": said}
                     yield event("content_block_delta", index=index, delta=piece)
@@ -75,8 +74,8 @@ async def message_events(model: str, feed: Feed[Any]) -> AsyncIterator[str]:
                     if grows:
                         yield event("content_block_stop", index=index)
                     index, grows = index + 1, False
-                    block = {"type": "tool_use", "id": said.id, "name": said.name}
-                    yield event("content_block_start", index=index, content_block=block | EMPTY)
+                    block = {"type": "tool_use", "id": said.id, "name": said.name, "input": {}}
+                    yield event("content_block_start", index=index, content_block=block)
                     piece = {"type": "input_json_delta", "partial_json": said.arguments or "{}"}
                     yield event("content_block_delta", index=index, delta=piece)
                     yield event("content_block_stop", index=index)

@@ -68,9 +68,11 @@ class Backlog:
             return None
         key.check(found.request["body"])
         answer = answer_of(found)
-        if answer.ended.is_set():
-            return answer
-        # the process that accepted it may have died before it did this
+        return answer if answer.ended.is_set() else await self._submit_again(answer, found)
+
+    async def _submit_again(self, answer: Answer, found: Found) -> Answer | None:
+        """Submit the job: the process that accepted the request may have died before it did."""
+        assert found.request is not None
         await self._submit(answer, found.request["job"])
         return await self._go_on(answer.id)
 

@@ -18,7 +18,7 @@ from trio_lanes.agents import Conversation
 
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import CONVERSATION, CONVERSATIONS, ITEMS, checked
-from ..openai_api.http import body_of, listed, named
+from ..openai_api.http import body_of, listed, named, page_of
 from ..openai_api.items import asked_in, numbered, shown, to_items, to_messages
 from ..openai_api.once import Key
 from ..openai_api.wire import Json
@@ -106,9 +106,7 @@ class Conversations:
         if not given:
             raise BadInputError("items must be a list that is not empty", "items")
         kept = await write(self._engine, request, id, input=self._given(request, given))
-        data = [shown(item, item["id"]) for item in kept["input"]]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
-        return JSONResponse({"object": "list", "data": data, **ends})
+        return page_of([shown(item, item["id"]) for item in kept["input"]])
 
     async def item(self, request: Request) -> Response:
         """`GET /v1/conversations/{id}/items/{item}`."""

@@ -64,14 +64,8 @@ class SharedBacklog(Backlog, Elsewhere):
     def threads(self) -> Threads:
         return SharedThreads(self._engine, self)
 
-    async def again(self, key: Key) -> Answer | None:
-        found = EventLog(self._folder, key.id).read()
-        if found.request is None:
-            return None
-        key.check(found.request["body"])
-        answer = answer_of(found)
-        if found.job is None and not answer.ended.is_set():
-            # the process that accepted it may have died before it did this
+    async def _submit_again(self, answer: Answer, found: Found) -> Answer | None:
+        if found.job is None and found.request is not None:
             await self._give(Ask(answer, **found.request["ask"]), found.request)
         return self.find(answer.id)
 

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -165,10 +165,14 @@ def listed(request: Request, found: list[Json]) -> JSONResponse:
             raise Refused(400, f"{name}: there is no such item", param=name)
     start = ids.index(query["after"]) + 1 if "after" in query else 0
     found = found[start : ids.index(query["before"]) if "before" in query else None]
-    page = found[: int(limit)]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
-    more = {"has_more": len(page) < len(found), "first_id": None, "last_id": None, **ends}
-    return JSONResponse({"object": "list", "data": page, **more})
+    return page_of(found[: int(limit)], len(found) > int(limit))
+
+
+def page_of(data: Sequence[Json], has_more: bool = False) -> JSONResponse:
+    """Return items as a page of a list."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    ends = {"first_id": first, "last_id": last, "has_more": has_more}
+    return JSONResponse({"object": "list", "data": data, **ends})
 
 
 def field(body: Json, name: str, kind: Any, default: Any = None) -> Any:

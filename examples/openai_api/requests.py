@@ -17,10 +17,9 @@ CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": having(FUNCTION)}
 
 
 Item = Callable[[str], Json | None]  # returns the item with an id
-Wanted = tuple[Json, str | None, WhenBusy | None]
 
 
-def wanted(body: Json, item: Item, toolbox: Toolbox) -> Wanted:
+def wanted(body: Json, item: Item, toolbox: Toolbox) -> tuple[Json, str | None, WhenBusy | None]:
     """Return what the body of a request asks for: the fields of an `Ask`, its session, its mode.
 
     Args:
