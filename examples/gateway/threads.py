@@ -22,6 +22,7 @@ from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
 from ..openai_api.http import body_of, field, listed, named
 from ..openai_api.items import exchange_of, numbered, text_of
+from ..openai_api.once import Key
 from ..openai_api.requests import chat_request
 from ..openai_api.wire import Answer, Json, new_id
 from .asks import Ask, Reach
@@ -100,11 +101,11 @@ class Threads:
             raise BadInputError("no message was posted since the last run")
         ask = Ask(Answer.begun(id, "", {}), items, body.get("instructions") or "", tools)
         ask.settings = settings
-        run = await self._begin(ask)
+        run = await self._begin(ask, request.scope.get("once"))
         return JSONResponse(run.object())
 
-    async def _begin(self, ask: Ask) -> Run:
-        """Begin a run."""
+    async def _begin(self, ask: Ask, key: Key | None) -> Run:
+        """Begin a run; this process knows its key."""
         run = Run(ask.answer.session, ask)
         run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=run.thread)
         self._runs[run.id] = run

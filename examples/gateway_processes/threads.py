@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import RunStatus
 
@@ -18,7 +18,9 @@ from ..gateway.asks import Ask
 from ..gateway.engine import Engine
 from ..gateway.threads import Run, Threads
 from ..openai_api.http import named
-from ..openai_api.wire import Json
+from ..openai_api.log import KnownError
+from ..openai_api.once import Key
+from ..openai_api.wire import Answer, Json
 from .turns import open_runs
 
 if TYPE_CHECKING:
@@ -49,13 +51,19 @@ class SharedThreads(Threads):
     async def run(self, request: Request) -> Response:
         # two processes do not ask the same messages
         locks = self._engine.store.locks
+        key: Key | None = request.scope.get("once")
         async with locks.exclusive(f"runs of {named(request.path_params['id'])}"):
+            known = None if key is None else await self._backlog.again(key)
+            if known is not None and (run := await self._find(_run_id(known))):
+                return JSONResponse(run.object())
             return await super().run(request)
 
-    async def _begin(self, ask: Ask) -> Run:
-        answer = await self._backlog.accept(ask, None, None, alone=True)
-        id = answer.id.replace("resp", "run", 1)
-        return SharedRun(answer.session, attrs.evolve(ask, answer=answer), id)
+    async def _begin(self, ask: Ask, key: Key | None) -> Run:
+        if key is not None:
+            id = f"resp_{ask.answer.session}.{key.id}"
+            ask.answer = Answer.begun(ask.answer.session, "", {}, id)
+        answer = await self._backlog.accept(ask, None, None, key, alone=True)
+        return SharedRun(answer.session, attrs.evolve(ask, answer=answer), _run_id(answer))
 
     async def _open(self, thread: str) -> list[Ask]:
         found = await open_runs(self._backlog.durable, thread)
@@ -68,7 +76,10 @@ class SharedThreads(Threads):
             run.ask.answer.cancel("cancelled by the client")
 
     async def _bring(self, ask: Ask) -> bool:
-        ask.answer = await self._backlog.accept(ask, None, None)
+        try:
+            ask.answer = await self._backlog.accept(ask, None, None)
+        except KnownError:  # another request was faster
+            return False
         return True
 
     async def _find(self, id: str) -> Run | None:
@@ -82,3 +93,7 @@ class SharedThreads(Threads):
         if run is not None and run.needs:
             run.wait = await self._backlog.open_wait(run.needs[0]["call_id"])
         return run
+
+
+def _run_id(answer: Answer) -> str:
+    return answer.id.replace("resp", "run", 1)

@@ -390,6 +390,51 @@ async def test_a_message_is_kept_when_its_run_is_cancelled_and_answered_by_the_n
         assert texts == ["a", "two"]
 
 
+async def test_a_run_of_a_thread_begins_once_for_its_key_in_any_process(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model, key = Script(["yes", 5.0]), {"idempotency-key": "once"}
+    async with several(model, tmp_path) as (here, there):
+        path = "/v1/threads/t"
+        ids = []
+        for process in (here, there):
+            message = {"role": "user", "content": "hello"}
+            await here.request("POST", f"{path}/messages", message)  # both have one to ask
+            reply = await process.request("POST", f"{path}/runs", {"assistant_id": "a"}, key)
+            ids.append(reply.body["id"])
+        assert ids[0] == ids[1]
+        other = {"assistant_id": "b"}
+        assert (await there.request("POST", f"{path}/runs", other, key)).status == 422
+        await ended_run(there, "t", {"id": ids[0]}, "completed")
+    assert len(model.prompts) == 1
+
+
+async def test_outputs_that_come_twice_at_once_are_for_a_run_once(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model, statuses = Script([CALL], ["done"]), []
+    async with several(model, tmp_path) as processes:
+        here, path = processes[0], "/v1/threads/t"
+        await here.request("POST", f"{path}/messages", {"role": "user", "content": "hello"})
+        tool = {"type": "function", "function": {"name": "get_weather"}}
+        body = {"assistant_id": "a", "tools": [tool]}
+        run = (await here.request("POST", f"{path}/runs", body)).body
+        run = await ended_run(here, "t", run, "requires_action")
+        (call,) = run["required_action"]["submit_tool_outputs"]["tool_calls"]
+        outputs = {"tool_outputs": [{"tool_call_id": call["id"], "output": "42"}]}
+
+        async def submit(process: Process) -> None:
+            place = f"{path}/runs/{run['id']}/submit_tool_outputs"
+            statuses.append((await process.request("POST", place, outputs)).status)
+
+        async with trio.open_nursery() as nursery:
+            for process in (*processes, *processes):
+                nursery.start_soon(submit, process)
+        await ended_run(here, "t", run, "completed")
+    assert sorted(statuses) == [200, 400, 400, 400]
+    assert len(model.prompts) == 2
+
+
 async def test_outputs_reach_the_run_of_a_thread_in_every_process(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
