@@ -336,6 +336,22 @@ async def test_a_request_that_was_steered_behind_outputs_is_asked_again_by_anoth
         assert await said(left) == ["weather", "sunny ", "be quick", "quick"]
 
 
+async def test_what_is_not_kept_steers_no_turn_that_is_kept(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model = Script(["zero"], ["one", 5.0], ["two"])
+    async with several(model, tmp_path) as (here, there):
+        first = (await here.request("POST", "/v1/responses", {"input": "first"})).body
+        after = {"previous_response_id": first["id"], "metadata": {"when_busy": "steer"}}
+        async with trio.open_nursery() as nursery:
+            body = {"input": "second", **after}
+            nursery.start_soon(here.request, "POST", "/v1/responses", body)
+            await trio.sleep(1)
+            body = {"input": "secret", "store": False, **after}
+            nursery.start_soon(there.request, "POST", "/v1/responses", body)
+    assert [message.text for message in model.prompts[2]] == ["first", "zero", "secret"]
+
+
 async def ended_run(process: Process, thread: str, run: Json, *states: str) -> Json:
     """Read a run until it is in one of the states."""
     while True:
