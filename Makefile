@@ -68,7 +68,8 @@ NPM := $(shell command -v npm)
 # Most tests of real processes wait, so there are more workers than cores. Coverage is measured of
 # all tests alone, and has no bound where something was missing (tests/conftest.py).
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * min(os.cpu_count() or 1, 8))')
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A worker that a hanging test has ended is not replaced: pytest-xdist would wait for ever.
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 COVERAGE ?= $(if $(ARGS),,--cov --cov-report=term --cov-fail-under=100)
 
 test: $(call set,test) $(if $(NPM),$(NODE) $(NODE_CLIENTS))
