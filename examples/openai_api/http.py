@@ -31,7 +31,7 @@ ALIVE_SECONDS: Final = 15.0  # between two signs of life: proxies close a stream
 ALIVE: Final = b": alive\n\n"
 FAREWELL_SECONDS: Final = 3.0
 MAX_REQUESTS: Final = 2_000  # open at once
-ROOM: Final = 100  # levels around a body, in what repeats it
+MAX_DEPTH: Final = 200  # levels of a body
 NAME: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 RESPONSE: Final = re.compile(rf"resp_{NAME.pattern}\.[A-Za-z0-9]{{1,40}}")  # an id
 
@@ -119,10 +119,13 @@ def json_of(raw: bytes) -> Json:
     """
     try:
         body = json.loads(raw or b"{}", parse_constant=_finite, parse_float=_finite)
-        whole = body
-        for _ in range(ROOM):
-            whole = [whole]
-        json.dumps(whole, ensure_ascii=False).encode()
+        level = [body]
+        for _ in range(MAX_DEPTH):
+            parts = [part for part in level if isinstance(part, dict | list)]
+            level = [v for p in parts for v in (p.values() if isinstance(p, dict) else p)]
+        if level:  # how deep Python can go depends on its version
+            raise RecursionError
+        json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise Refused(400, "the body has half of a character: a lone surrogate") from None
     except (ValueError, RecursionError):
