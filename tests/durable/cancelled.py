@@ -147,3 +147,14 @@ def unavailable_if(expected: bool) -> Iterator[None]:
     except* StoreUnavailableError:
         if not expected:
             raise
+
+
+async def submitted_at_last(lanes: Any) -> None:
+    """Submit, again while the store is away: its server begins, or the machine is slow."""
+    with trio.fail_after(60):
+        while True:
+            try:
+                await lanes.submit("a")
+                return
+            except StoreUnavailableError:
+                await trio.sleep(0.05)

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.durable.cancelled import cancel_calls, cancel_open
+from tests.durable.cancelled import cancel_calls, cancel_open, submitted_at_last
 from trio_lanes.durable import (
     DurableState,
     PostgresStore,
@@ -144,17 +144,6 @@ async def test_a_server_that_does_not_answer_is_left_after_the_patience(
         with stopped(writer), trio.fail_after(30):
             await unavailable(lanes)
         await submitted_at_last(lanes)
-
-
-async def submitted_at_last(lanes: Any) -> None:
-    """Submit, again where the machine is so slow that the store lost its connection meanwhile."""
-    with trio.fail_after(60):
-        while True:
-            try:
-                await lanes.submit("a")
-                return
-            except StoreUnavailableError:
-                await trio.sleep(0.05)
 
 
 async def unavailable(lanes: Any, name: str = "a") -> None:

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.durable.cancelled import cancel_calls, cancel_open
+from tests.durable.cancelled import cancel_calls, cancel_open, submitted_at_last
 from tests.support.chaos import number
 from trio_lanes.durable import (
     DurableState,
@@ -265,13 +265,7 @@ async def test_a_server_that_does_not_answer_is_left_after_the_patience(
                 await lanes.submit("a")
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
-        with trio.fail_after(60):
-            while True:
-                try:
-                    await lanes.submit("a")
-                    break
-                except StoreUnavailableError:
-                    await trio.sleep(0.05)
+        await submitted_at_last(lanes)
 
 
 async def test_a_server_that_is_busy_for_longer_than_the_patience_is_unavailable_and_then_goes_on(
@@ -345,13 +339,7 @@ async def test_a_submission_that_no_replica_has_is_not_acknowledged(
         replica = Server(programs()["valkey"], replicaof=f"127.0.0.1 {own_server.port}")
         try:
             await trio.to_thread.run_sync(replica.start)
-            with trio.fail_after(60):
-                while True:
-                    try:
-                        await lanes.submit("a")
-                        break
-                    except StoreUnavailableError:
-                        await trio.sleep(0.05)
+            await submitted_at_last(lanes)
         finally:
             replica.remove()
 

@@ -172,6 +172,8 @@ class ValkeyStore:
         opening: Opening,
     ) -> None:
         await connect()
+        # a shield comes too late for tasks inside that are being cancelled already
+        await trio.lowlevel.checkpoint_if_cancelled()
         for scope in serving:  # before the first act, which nothing else ends if this is cancelled
             scope.shield = True
         asked = text.opening_argument(opening, uuid.uuid4().hex)

@@ -90,6 +90,8 @@ class ServedStoreClient(Store):
                 with trio.move_on_after(self.patience):
                     await self._linked.wait()
                 if self._link is not None:
+                    # a shield comes too late for tasks inside that are being cancelled already
+                    await trio.lowlevel.checkpoint_if_cancelled()
                     linking.shield = True
                     yield
             finally:
