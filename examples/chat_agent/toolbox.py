@@ -254,8 +254,7 @@ class ToolServer:
 
         started = StdioServerParameters(command=command, args=[*arguments])
         async with stdio_client(started) as streams:
-            read: Any = streams[
-                0
-            ]  # of anyio, whose sending side is closed at the end of the output
+            # a channel of anyio, whose sending side is closed at the end of the output
+            read: Any = streams[0]
             self._is_open = lambda: read.statistics().open_send_streams > 0
             yield streams

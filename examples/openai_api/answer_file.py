@@ -7,6 +7,7 @@ process dies, and then the next request with the key runs.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from pathlib import Path
@@ -16,12 +17,13 @@ import attrs
 import trio
 from starlette.types import Message
 
+logger: Final = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.1  # between two looks at what another process runs
 
 
 @attrs.define
 class AnswerFile:
-    """The file of one key."""
+    """The file of one key: a line with what is asked, and one with the answer."""
 
     path: Path
     _file: int = -1  # open, and locked, while the request runs here
@@ -33,6 +35,9 @@ class AnswerFile:
 
         Args:
           body: a digest of what is asked.
+
+        Raises:
+          OSError: if the file cannot be written.
         """
         import fcntl  # this is for POSIX alone
 
@@ -40,17 +45,17 @@ class AnswerFile:
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                asked, *answer = self.path.read_text("utf-8").splitlines() or [""]
-                if answer or asked not in ("", body):
-                    return asked, _messages(answer)
+                asked, answer = self._read(body)
+                if answer or asked != body:
+                    return asked, answer
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                lines = self.path.read_text("utf-8").splitlines()  # as they are with the lock
-                if self._is_at_path(file) and lines[1:] == []:
-                    if not lines:
-                        os.write(file, f"{body}\n".encode())
+                asked, answer = self._read(body)  # as it is with the lock
+                if os.path.samestat(os.fstat(file), self.path.stat()) and not answer:
+                    os.ftruncate(file, 0)  # a process that died may have left a part of an answer
+                    os.write(file, f"{body}\n".encode())
                     self._file, file = file, -1
                     return body, []
-            except FileNotFoundError:  # a request that failed has deleted it
+            except FileNotFoundError:  # a request that was refused has deleted it
                 pass
             except BlockingIOError:
                 await trio.sleep(LOOK_SECONDS)
@@ -58,38 +63,40 @@ class AnswerFile:
                 if file >= 0:
                     os.close(file)
 
-    def _is_at_path(self, file: int) -> bool:
-        return os.path.samestat(os.fstat(file), self.path.stat())
+    def _read(self, body: str) -> tuple[str, list[Message]]:
+        """Return what was asked, and the answer; ``body`` is asked where nothing was."""
+        asked, *answers = self.path.read_text("utf-8").split("\n")[:-1] or [body]  # whole lines
+        if not answers:
+            return asked, []
+        answer = json.loads(answers[0])
+        headers = [(name.encode("latin-1"), value.encode("latin-1"))
+                   for name, value in answer["headers"]]  # fmt: skip
+        head = {"type": "http.response.start", "status": answer["status"], "headers": headers}
+        return asked, [head, {"type": "http.response.body", "body": answer["body"].encode()}]
 
     def release(self, messages: list[Message]) -> None:
         """Keep the answer, and let others go on; without messages the next request runs anew."""
         if self._file < 0:
             return
-        if messages:
-            head, parts = messages[0], [message.get("body", b"") for message in messages[1:]]
-            headers = [[name.decode("latin-1"), value.decode("latin-1")]
-                       for name, value in head["headers"]]  # fmt: skip
-            answer = {
-                "status": head["status"],
-                "headers": headers,
-                "body": b"".join(parts).decode(),
-            }
-            os.write(self._file, json.dumps(answer).encode() + b"\n")
-        else:
-            self.path.unlink(missing_ok=True)
-        os.close(self._file)
-        self._file = -1
+        try:
+            if messages:
+                os.write(self._file, _line(messages))
+            else:
+                self.path.unlink(missing_ok=True)
+        except OSError as error:  # for example a full disk
+            logger.error("the answer to a key is known in this process alone: %s", error)
+        finally:
+            os.close(self._file)
+            self._file = -1
 
 
-def _messages(lines: list[str]) -> list[Message]:
-    """Return the answer of a file as an endpoint sends it."""
-    if not lines:
-        return []
-    answer = json.loads(lines[0])
-    headers = [(name.encode("latin-1"), value.encode("latin-1"))
-               for name, value in answer["headers"]]  # fmt: skip
-    head = {"type": "http.response.start", "status": answer["status"], "headers": headers}
-    return [head, {"type": "http.response.body", "body": answer["body"].encode()}]
+def _line(messages: list[Message]) -> bytes:
+    """Return the line of an answer, which an endpoint has sent in these messages."""
+    head, *parts = messages
+    headers = [[name.decode("latin-1"), value.decode("latin-1")]
+               for name, value in head["headers"]]  # fmt: skip
+    body = b"".join(part.get("body", b"") for part in parts).decode()
+    return json.dumps({"status": head["status"], "headers": headers, "body": body}).encode() + b"\n"
 
 
 def forget_older(folder: Path, age: float) -> None:

@@ -7,7 +7,6 @@ its key, so its request goes on.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,9 +24,8 @@ from trio_lanes.agents import Feed
 
 from .answer_file import AnswerFile
 from .errors import Refused
-from .http import ShapeOf, raw_of, unless_lost
+from .http import ShapeOf, raw_of, refusal_of, unless_lost
 
-logger: Final = logging.getLogger(__name__)
 AGE: Final = 24 * 3600.0  # seconds for which an answer is kept
 KEPT: Final = 1_000  # answers
 KEPT_BYTES: Final = 50_000_000  # of them together
@@ -135,13 +133,10 @@ class Once:
                 await send(message)
             if not answer:
                 await self._app({**scope, "once": said.key}, receive, send)
-        except Refused as refused:
-            await self._shape_of(scope["path"])(refused)(scope, receive, send)
-        except Exception:
-            logger.exception("a request with an Idempotency-Key has failed")
+        except Exception as fault:
+            refused = refusal_of(fault, dict)
             if not status:
-                failed = self._shape_of(scope["path"])(Refused(500, "the gateway failed"))
-                await failed(scope, receive, send)
+                await self._shape_of(scope["path"])(refused)(scope, receive, send)
         finally:
             counts = complete and (status < 300 or said.key.begun)  # 307: a slash too much
             if file is not None:

@@ -267,11 +267,40 @@ async def test_a_completion_whose_process_died_is_asked_again_by_its_key(
 
 
 async def test_the_file_of_a_process_that_died_is_claimed_by_the_next(tmp_path: Path) -> None:
-    first, second, other = (AnswerFile(tmp_path / "k.json") for _ in range(3))
-    assert await first.claim("a") == ("a", [])
-    os.close(first._file)  # as the system does
-    assert await second.claim("a") == ("a", [])
-    assert await other.claim("b") == ("a", [])
+    file = tmp_path / "k.json"
+    file.write_text('a\n{"status": 200, "headers')  # it was killed while it wrote the answer
+    assert await AnswerFile(file).claim("b") == ("a", [])
+    owner = AnswerFile(file)
+    assert await owner.claim("a") == ("a", [])
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
+    owner.release([start, {"type": "http.response.body", "body": b"all"}])
+    _, (head, body) = await AnswerFile(file).claim("a")
+    assert (head, body["body"]) == (start, b"all")
+
+
+async def test_without_room_on_the_disk_a_completion_is_answered_but_not_kept(
+    autojump_clock: MockClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    model = Script(["yes", 5.0])
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError("no space left")
+
+    async with inside(model, durable=tmp_path) as gateway:
+        with monkeypatch.context() as patched:
+            patched.setattr("examples.openai_api.answer_file.os.write", full)
+            refused = await gateway.request("POST", COMPLETIONS, body, KEY)
+            assert (refused.status, refused.body["error"]["code"]) == (503, "store_unavailable")
+            assert model.prompts == []
+        async with gateway.stream("POST", COMPLETIONS, body, KEY), trio.open_nursery() as nursery:
+            nursery.start_soon(gateway.request, "POST", COMPLETIONS, body, KEY)
+            await trio.sleep(1)
+            with monkeypatch.context() as patched:
+                patched.setattr("examples.openai_api.answer_file.os.write", full)
+                await trio.sleep(9)
+        again = await gateway.request("POST", COMPLETIONS, body, KEY)
+        assert (again.status, len(model.prompts)) == (200, 1)
 
 
 async def test_a_completion_that_was_refused_leaves_its_key_and_answers_go_after_a_day(
