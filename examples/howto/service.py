@@ -38,7 +38,9 @@ async def run(command: str) -> None:
     print("started:", command, flush=True)
     how = "cancelled"
     try:
-        await trio.run_process(["sh", "-c", command], process_group=0, deliver_cancel=end_group)
+        await trio.run_process(
+            ["/bin/sh", "-c", command], process_group=0, deliver_cancel=end_group
+        )
         how = "done"
     except subprocess.CalledProcessError as error:
         how = f"failed with {error.returncode}"
