@@ -20,6 +20,7 @@ from ._config.errors import UnknownLaneError as UnknownLaneError
 from ._config.names import is_probe_lane as is_probe_lane
 from ._config.names import resolve_global_lane as resolve_global_lane
 from ._config.names import resolve_session_lane as resolve_session_lane
+from ._config.reasons import Cause as Cause
 from ._instrument import LaneInstrument as LaneInstrument
 from ._lanes import Lanes as Lanes
 from ._lanes import open_lanes as open_lanes

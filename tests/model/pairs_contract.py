@@ -285,6 +285,8 @@ class Contract:
         found = known.job.blocked_by()
         if not found:
             yield f"{known} waits, and blocked_by() is empty"
+        if not known.job.root_causes():
+            yield f"{known} waits, and root_causes() is empty"
         facts = self.facts
         group = facts.group(known.lane)
         for blocker in found:

@@ -18,12 +18,13 @@ DOCS = TESTS.parent / "docs"
 # To raise a number is a line in a diff, which has to be defended: say in a comment beside it what
 # the lines are for. Who makes a folder smaller lowers its number.
 MAX_LINES = {
-    "_config": 550,
+    "_config": 580,  # 50 of them: the root of a wait as a value, with what helps there
     "_queue": 600,
-    "_limits": 600,
+    "_limits": 610,  # 25 of them: limits in words, and when a job in line may start
     "_actors": 3_250,
     "_observe": 650,
-    "_waiting": 1_475,  # all that waits for lanes, 250 lines of which stood in _lifecycle
+    # all that waits for lanes, 250 lines of which stood in _lifecycle, and 290 for root causes
+    "_waiting": 1_765,
     "_flow": 2_250,
     "_lifecycle": 450,
     ".": 3_100,  # the public doors

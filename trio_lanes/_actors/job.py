@@ -33,7 +33,7 @@ from trio.lowlevel import Task, enable_ki_protection
 from .._config.check import sync, whole
 from .._config.errors import JobCancelledError
 from .._config.protected import protected_context
-from .._config.reasons import REASONS
+from .._config.reasons import REASONS, Cause
 from .options import SESSION_IS_OWNER
 from .state import (
     CANCELLED,
@@ -131,6 +131,7 @@ class Keeper(Protocol):
     async def park(self, target: AnyJob, *, until_started: bool) -> None: ...
     def end_wait(self, wait: Wait) -> None: ...
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]: ...
+    def root_causes(self, job: AnyJob) -> tuple[Cause, ...]: ...
     def add_waiter(self, target: AnyJob, waiter: Waiter) -> None: ...
 
 
@@ -466,6 +467,16 @@ class Job(Generic[T_co]):
         Empty if it does not wait. Not a checkpoint.
         """
         return self._keeper.blockers(self)
+
+    def root_causes(self) -> tuple[Cause, ...]:
+        """Return the roots of its wait: the reasons of `blocked_by`, each followed to its end.
+
+        ``str(cause)`` is a line for people, ``cause.advice`` what would help there. All of them
+        hold it; where one of several jobs is enough, as for a slot, the first that can go on was
+        followed. At most eight, of 200 jobs that are looked at and 500 places in a line;
+        where that was not enough, the line says so. Empty if it does not wait. Not a checkpoint.
+        """
+        return self._keeper.root_causes(self)
 
     def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
         """Iterate over the frames of its body and their lines, outermost first, as Trio's tasks do.

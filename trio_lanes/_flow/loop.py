@@ -78,6 +78,7 @@ from .._actors.state import (
 from .._actors.wait import RoomRequest, Wait, Waiter
 from .._config.errors import JobCancelledError, LaneDeadlockError, QueueTimeoutError
 from .._config.exact import exact
+from .._config.reasons import Cause
 from .._limits.rate import costs_of
 from .._observe.hooks import Hook, Hooks
 from .._observe.overdue import Overdue
@@ -85,6 +86,7 @@ from .._observe.wait_warnings import WaitWarnings
 from .._queue.timers import Timers
 from .._waiting import deadlock
 from .._waiting.blockers import blockers, newcomers_blockers
+from .._waiting.causes import root_causes
 from .._waiting.current import jobs_by_task, jobs_here
 from .._waiting.room import Room, first_without_room
 from .._waiting.watch import Watches
@@ -1083,6 +1085,10 @@ class Scheduler:
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]:
         """`Job.blocked_by`."""
         return blockers(job, self.current_time())
+
+    def root_causes(self, job: AnyJob) -> tuple[Cause, ...]:
+        """`Job.root_causes`."""
+        return root_causes(job, self.current_time())
 
     def newcomers_blockers(self, job: AnyJob) -> tuple[Blocker, ...]:
         """`Lanes.would_wait`."""

@@ -89,6 +89,10 @@ class SlidingWindow:
             marks[place] = time, min(so_far, most) if place < after else so_far - (total - most)
         return marks
 
+    def shortened(self, marks: deque[Mark]) -> deque[Mark]:
+        """Return the fewest marks that admit the same, but cannot be corrected: all of them."""
+        return marks
+
     def refilled_at(self, marks: Marks) -> float:
         """Return since or from when the limit is fully replenished."""
         return self._leaves(marks[-1]) if marks else NEVER_USED
@@ -194,6 +198,10 @@ class Bucket:
                 return [(time, so_far - total) for time, so_far in later]
             self._sunk(earlier, dip - amount)
         return [*earlier, *((time, so_far - amount) for time, so_far in later)]
+
+    def shortened(self, marks: deque[Mark]) -> deque[Mark]:
+        """Return the fewest marks that admit the same, but cannot be corrected: one is enough."""
+        return deque([(marks[0][0], marks[-1][1])])
 
     def refilled_at(self, marks: Marks) -> float:
         """Return since or from when the limit is fully replenished."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
@@ -25,6 +25,13 @@ from .meters import Bucket, Mark, SlidingWindow, put
 logger: Final = logging.getLogger("trio_lanes")
 
 REQUESTS: Final = "requests"
+
+_PERIODS: Final[Mapping[float, str]] = {
+    1: "a second",
+    60: "a minute",
+    3600: "an hour",
+    86400: "a day",
+}
 
 Meter: TypeAlias = SlidingWindow | Bucket
 
@@ -102,6 +109,12 @@ class RateLimit:
         fields = ", ".join(f"{a.name}={getattr(self, a.name)!r}" for a in attrs.fields(RateLimit))
         refill = "" if self.refill is None else f", refill {self.refill:.15g}"
         return f"RateLimit({fields}{refill})"
+
+    @property
+    def in_words(self) -> str:
+        """The limit for people: ``100 a minute``, or ``5 tokens in 10 s``."""
+        unit = "" if self.unit == REQUESTS else f" {self.unit}"
+        return f"{self.limit:,.15g}{unit} {_PERIODS.get(self.per, f'in {self.per:,.15g} s')}"
 
     @property
     def refill(self) -> float | None:
@@ -230,6 +243,22 @@ class Rates:
             if amount:
                 ready = max(ready, used.meter.ready_at(used.marks, amount))
         return ready
+
+    def forecast(self, jobs: Iterable[Mapping[str, float]], now: float) -> tuple[float, RateLimit]:
+        """Return when the last of ``jobs``, by their costs, may start if each starts as soon as the
+        limits admit it, and the limit that holds it longest. There must be a limit."""
+        copies = [_Used(used.limit, used.meter, used.marks.copy()) for used in self._meters]
+        longest = copies[0].limit
+        for costs in jobs:
+            charged = [used for used in copies if costs.get(used.limit.unit)]
+            for used in charged:
+                ready = used.meter.ready_at(used.marks, costs[used.limit.unit])
+                if ready > now:
+                    now, longest = ready, used.limit
+            for used in charged:
+                put(used.marks, *used.meter.charged(used.marks, costs[used.limit.unit], now))
+                used.marks = used.meter.shortened(used.marks)
+        return now, longest
 
     def charge(self, costs: Mapping[str, float], now: float) -> None:
         """Charge ``costs`` to all limits, whether or not they admit it."""
