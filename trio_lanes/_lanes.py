@@ -237,7 +237,7 @@ class Lanes(Submitter):
           RuntimeError: in another thread, or in a forked child process.
         """
         self._scheduler.check_process()
-        return LanesPortal._create(self._scheduler, self._make)
+        return LanesPortal._create(self)
 
     def open_nursery(self) -> AbstractAsyncContextManager[LaneNursery]:
         """Open a nursery whose children are jobs of these lanes.

@@ -9,23 +9,28 @@ ended is always called, so that a submission is either accepted or refused, and 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, Unpack, cast, final
 
 import outcome
 import trio
 
 from ._actors.job import AnyJob, UnretrievedError
 from ._actors.options import JobOptions, rare_options
-from ._actors.state import SUCCEEDED
+from ._actors.state import SUCCEEDED, WAITING
 from ._actors.wait import RoomRequest
 from ._config.check import refuse_like_trio, whole
-from ._config.errors import LanesClosedError, UnknownLaneError
+from ._config.errors import LanesClosedError, QueueTimeoutError, UnknownLaneError
 from ._config.names import resolve_global_lane, session_key
 from ._flow.loop import Scheduler
+from ._queue.timers import Timer
+
+if TYPE_CHECKING:
+    from ._submission import Submitter
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -47,11 +52,12 @@ class LanesPortal:
         def chat(user):
             return portal.run(reply, user, request.text, session=user, queue_timeout=10)
 
-    Submissions of one thread keep their order. A job runs in a copy of the context of the thread
-    that submitted it. It is submitted from outside: it has no parent, even if the thread was
-    started by a job. In such a thread, `trio.from_thread.run` with `Lanes.run` is the better
-    choice, since cancelling the job reaches it there, and a deadlock is found, unless the thread
-    was started with ``abandon_on_cancel``.
+    Submissions of one thread keep their order. ``queue_timeout`` counts from the call, with the
+    wait for room. A job runs in a copy of the context of the thread that submitted it. It is
+    submitted from outside: it has no parent, even if the thread was started by a job. In such a
+    thread, `trio.from_thread.run` with `Lanes.run` is the better choice, since cancelling the job
+    reaches it there, and a deadlock is found, unless the thread was started with
+    ``abandon_on_cancel``.
 
     All methods raise, at the call and with nothing changed:
 
@@ -65,8 +71,9 @@ class LanesPortal:
     """
 
     _scheduler: Scheduler
-    _make: Callable[..., AnyJob]
+    _submitter: Submitter
     _token: trio.lowlevel.TrioToken
+    _clock: trio.abc.Clock
     _thread: int  # of the lanes
     _submissions: dict[Future[Any], _ArrivedCall]  # the submissions that have not settled
 
@@ -74,11 +81,12 @@ class LanesPortal:
         raise TypeError("only Lanes.portal makes a LanesPortal")
 
     @classmethod
-    def _create(cls, scheduler: Scheduler, make: Callable[..., AnyJob]) -> LanesPortal:
+    def _create(cls, submitter: Submitter) -> LanesPortal:
         portal = cls.__new__(cls)
-        portal._scheduler = scheduler
-        portal._make = make
+        portal._scheduler = submitter._scheduler
+        portal._submitter = submitter
         portal._token = trio.lowlevel.current_trio_token()
+        portal._clock = trio.lowlevel.current_clock()
         portal._thread = threading.get_ident()
         portal._submissions = {}
         return portal
@@ -96,8 +104,8 @@ class LanesPortal:
     ) -> Future[T]:
         """Submit, and return at once a future that settles as the job does.
 
-        If a lane has no room, the job waits for room; ``result(timeout)`` and ``cancel()``
-        limit that wait. Cancelling the future withdraws a job that has not started, and cancels
+        If a lane has no room, the job waits for room; ``queue_timeout`` and ``cancel()`` limit
+        that wait. Cancelling the future withdraws a job that has not started, and cancels
         the body of a running job; it is refused only when the job has settled. ``result`` then
         raises `concurrent.futures.CancelledError` at once, while `concurrent.futures.wait` waits
         until the body has ended.
@@ -111,6 +119,36 @@ class LanesPortal:
         future: _JobFuture[T] = _JobFuture(self._cancel_soon)
         self._send(future, fn, args, options)
         return future
+
+    def submit_nowait(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        /,
+        *args: *Ts,
+        **options: Unpack[JobOptions],
+    ) -> Future[T]:
+        """Submit, and return the future of `submit` when the lanes have accepted the job.
+
+        The thread blocks until the lanes' own thread has answered. If that is interrupted, as by
+        Ctrl-C, the job is withdrawn or cancelled.
+
+        Raises:
+          LaneFullError: if its session or its global lane is full, or other jobs wait for room
+            there. Whatever else refuses the job is raised here, too.
+          RuntimeError: in the lanes' own thread, which would wait for itself.
+        """
+        self._check_other_thread("submit_nowait")
+        future: _JobFuture[T] = _JobFuture(self._cancel_soon)
+        accepted: Future[None] = Future()
+        try:
+            self._send(future, fn, args, options, accepted)
+            accepted.result()
+            return future
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            del accepted  # this frame is in the traceback of the error
 
     def run(
         self,
@@ -127,9 +165,7 @@ class LanesPortal:
         Raises:
           RuntimeError: in the lanes' own thread, which would wait for itself.
         """
-        self._scheduler.check_process()
-        if self._scheduler.closing.is_open and threading.get_ident() == self._thread:
-            raise RuntimeError("run() would block the lanes' own thread; await Lanes.run() there")
+        self._check_other_thread("run")
         future: _JobFuture[T] = _JobFuture(self._cancel_soon)
         try:  # from before it is sent: Ctrl-C may come at any point
             self._send(future, fn, args, options)
@@ -142,16 +178,23 @@ class LanesPortal:
 
     # ---- in the calling thread
 
+    def _check_other_thread(self, verb: str) -> None:
+        self._scheduler.check_process()
+        if self._scheduler.closing.is_open and threading.get_ident() == self._thread:
+            raise RuntimeError(f"{verb}() would block the lanes' own thread; use Lanes.{verb}()")
+
     def _send(
         self,
         future: _JobFuture[Any],
         fn: Callable[..., Awaitable[Any]],
         args: tuple[Any, ...],
         options: JobOptions,
+        accepted: Future[None] | None = None,
     ) -> None:
         self._check(fn, options)
+        submission = _ArrivedCall(self, future, accepted, self._clock.current_time())
         try:
-            self._token.run_sync_soon(self._enter, future, copy_context(), fn, args, options)
+            self._token.run_sync_soon(self._enter, submission, copy_context(), fn, args, options)
         except trio.RunFinishedError:
             raise self._closed() from None
 
@@ -190,21 +233,26 @@ class LanesPortal:
 
     def _enter(
         self,
-        future: _JobFuture[Any],
+        submission: _ArrivedCall,
         context: Context,
         fn: Callable[..., Awaitable[Any]],
         args: tuple[Any, ...],
         options: JobOptions,
     ) -> None:
-        if future.cancelled():
-            future.settle(_CANCELLED_OUTCOME)
+        self._submissions[submission.future] = submission
+        if submission.future.cancelled():
+            submission.end(_CANCELLED_OUTCOME)
             return
-        submission = _ArrivedCall(self, future)
-        self._submissions[future] = submission
         try:
-            submission.enter(context.run(self._make, fn, args, options))
+            submission.enter(context.run(self._submitter._make, fn, args, options))
         except BaseException as error:
-            submission.end(outcome.Error(error))
+            accepted, submission.accepted = submission.accepted, None  # the traceback leads to it
+            if accepted is None:
+                submission.end(outcome.Error(error))
+            else:
+                submission.end(_CANCELLED_OUTCOME)
+                accepted.set_exception(error)
+                del accepted
 
     def _cancel(self, future: Future[Any]) -> None:
         submission = self._submissions.get(future)
@@ -290,26 +338,54 @@ class _ArrivedCall:
     until_started: Final = False  # as a waiter of its job it is woken at the end
     wait: Final = None  # no task of this run waits by it
 
-    def __init__(self, portal: LanesPortal, future: _JobFuture[Any]) -> None:
+    def __init__(
+        self,
+        portal: LanesPortal,
+        future: _JobFuture[Any],
+        accepted: Future[None] | None,
+        at: float,
+    ) -> None:
         self._portal: Final = portal
-        self._future: Final = future
+        self.future: Final = future
+        self.accepted = accepted  # what its thread waits for, which then waits for no room
+        self._at: Final = at  # the time of the call
         self._target: AnyJob | None = None
         self._request: RoomRequest | None = None
+        self._timer: Timer | None = None  # ends the wait: ``queue_timeout``
 
     def enter(self, job: AnyJob) -> None:
         """Have ``job`` accepted, or wait for room."""
         scheduler = self._portal._scheduler
+        seconds = job._options.queue_timeout
+        if 0 < seconds < math.inf:
+            if scheduler.current_time() >= self._at + seconds:  # the lanes' own thread was busy
+                raise QueueTimeoutError(seconds)
+            when = self._at + job._options.delay + seconds
+            self._timer = scheduler.timers.call_at(when, self._out_of_time)
+        if self.accepted is not None:
+            self._portal._submitter._check_room(job)
         self._target = job
         scheduler.add_waiter(job, self)
         if scheduler.full(job) is None:
             scheduler.submit(job)
         else:
             self._request = scheduler.request_room(job, self._room_decided)
+        if self.accepted is not None:
+            self.accepted.set_result(None)
 
     def _room_decided(self, what: outcome.Maybe[None]) -> None:
         self._request = None
         if isinstance(what, outcome.Error):
             self.end(what)
+
+    def _out_of_time(self) -> None:
+        assert self._target is not None
+        error = QueueTimeoutError(self._target._options.queue_timeout)
+        if self._request is not None:
+            self._portal._scheduler.give_up_room(self._request)
+            self.end(outcome.Error(error))
+        elif self._target._state is WAITING:
+            self._portal._scheduler.withdraw(self._target, error)
 
     def job_ended(self, target: AnyJob) -> None:
         """As a waiter of its job: it has settled."""
@@ -332,5 +408,7 @@ class _ArrivedCall:
 
     def end(self, what: outcome.Maybe[Any], unretrieved: UnretrievedError | None = None) -> bool:
         """Settle the future, once; return whether it keeps the outcome."""
-        future = self._portal._submissions.pop(self._future, None)
-        return future is not None and self._future.settle(what, unretrieved)
+        if self._timer is not None:
+            self._timer.cancel()
+        submission = self._portal._submissions.pop(self.future, None)
+        return submission is not None and self.future.settle(what, unretrieved)

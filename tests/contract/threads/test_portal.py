@@ -9,6 +9,7 @@ import logging
 import queue
 import signal
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ import attrs
 import pytest
 import sniffio
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.bodies import BodyError, never_ends, raises_at_once
 from tests.support.programs import PATIENCE
@@ -29,9 +30,11 @@ from trio_lanes import (
     JobTimeoutError,
     LaneClearedError,
     LaneConfig,
+    LaneFullError,
     LaneResetError,
     LanesClosedError,
     LanesPortal,
+    QueueTimeoutError,
     UnknownLaneError,
     current_job,
     open_lanes,
@@ -955,3 +958,169 @@ async def test_in_a_trio_run_of_another_thread_every_wait_is_refused_and_changes
             assert await anext(results) == 1
         await lanes.wait_idle()
         assert (running.exception, waiting.exception) == (None, None)
+
+
+# ---- submitting without a wait
+
+
+async def test_submit_nowait_gives_a_future_or_raises_at_the_call_when_a_lane_is_full() -> None:
+    gate = trio.Event()
+    rejected: list[tuple[str, str]] = []
+
+    class Counts:
+        def job_rejected(self, lane: Any, reason: str) -> None:
+            rejected.append((lane.name, reason))
+
+    async def body(n: int) -> int:
+        await gate.wait()
+        return n
+
+    def thread() -> tuple[list[Future[int]], int]:
+        futures: list[Future[int]] = []
+        refused = 0
+        for n in range(80):
+            try:
+                futures.append(portal.submit_nowait(body, n))
+            except LaneFullError:
+                refused += 1
+        return futures, refused
+
+    config = LaneConfig(concurrency=2, max_waiting=3)
+    async with open_lanes({"main": config}, instruments=[Counts()]) as lanes:  # type: ignore[list-item]
+        portal = lanes.portal()
+        futures, refused = await in_thread(thread)
+        assert (len(futures), refused, len(rejected)) == (5, 75, 75)
+        assert {*rejected} == {("main", "full")}
+        assert len(lanes.jobs()) == 5
+        gate.set()
+        assert [(await settled(future)).result() for future in futures] == [0, 1, 2, 3, 4]
+
+
+async def test_submit_nowait_raises_at_the_call_what_refuses_the_job() -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        portal = lanes.portal()
+        with pytest.raises(ValueError, match="tokens"):
+            await in_thread(partial(portal.submit_nowait, echo, 1, cost={"tokens": 1}))
+        with pytest.raises(RuntimeError, match=r"own thread; use Lanes\.submit_nowait"):
+            portal.submit_nowait(echo, 1)
+        lanes.close("enough")
+        with pytest.raises(LanesClosedError, match="enough"):
+            await in_thread(portal.submit_nowait, echo, 1)
+        assert lanes.jobs() == []
+
+
+async def test_submit_nowait_gives_a_settled_future_if_the_job_ends_in_the_call() -> None:
+    async with open_lanes({"main": 0}) as lanes:
+        submit = partial(lanes.portal().submit_nowait, echo, 1, queue_timeout=0)
+        future = await in_thread(submit)
+        assert isinstance(future.exception(timeout=0), QueueTimeoutError)
+
+
+async def test_an_error_of_submit_nowait_keeps_nothing_alive() -> None:
+    class Argument:
+        pass
+
+    def thread() -> weakref.ref[Argument]:
+        argument = Argument()
+        try:
+            portal.submit_nowait(echo, argument)
+        except LaneFullError:
+            pass
+        return weakref.ref(argument)
+
+    async with open_lanes({"main": LaneConfig(concurrency=0, max_waiting=0)}) as lanes:
+        portal = lanes.portal()
+        gc.collect()
+        gc.disable()
+        try:
+            kept = await in_thread(thread)
+            await wait_all_tasks_blocked()
+            assert kept() is None
+        finally:
+            gc.enable()
+
+
+# ---- how long a submission waits
+
+
+async def test_queue_timeout_counts_from_the_call_of_a_thread(mock_clock: MockClock) -> None:
+    """The wait for room included, and the wait in line after it."""
+    gate, other = trio.Event(), trio.Event()
+    async with open_lanes({"main": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
+        portal = lanes.portal()
+
+        def thread() -> list[Future[Any]]:
+            bodies = [gate.wait, other.wait, trio.sleep_forever, trio.sleep_forever]
+            return [portal.submit(body, queue_timeout=10) for body in bodies]
+
+        running, in_line, for_room, later = await in_thread(thread)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(6)
+        gate.set()  # the second starts, the third has its room
+        await settled(running)
+        assert not in_line.done()
+        assert [job.state.name for job in lanes.jobs()] == ["RUNNING", "WAITING"]
+        mock_clock.jump(3.9)
+        await wait_all_tasks_blocked()
+        assert not for_room.done()
+        assert not later.done()
+        mock_clock.jump(0.2)
+        for future in (for_room, later):
+            error = (await settled(future)).exception()
+            assert isinstance(error, QueueTimeoutError)
+            assert error.seconds == 10
+        assert len(lanes.jobs()) == 1
+        other.set()
+        assert (await settled(in_line)).result() is None
+
+
+async def test_queue_timeout_of_a_thread_does_not_count_the_delay(mock_clock: MockClock) -> None:
+    gate = trio.Event()
+    async with open_lanes({"main": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
+        portal = lanes.portal()
+
+        def thread() -> list[Future[Any]]:
+            return [
+                portal.submit(gate.wait),
+                portal.submit(echo, 1),
+                portal.submit(trio.sleep_forever, delay=100, queue_timeout=10),
+            ]
+
+        futures = await in_thread(thread)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(4)  # it waits for room
+        gate.set()
+        await settled(futures[1])
+        lanes.lane("main").concurrency = 0
+        mock_clock.jump(104.5)
+        await wait_all_tasks_blocked()
+        assert not futures[2].done()
+        mock_clock.jump(2)
+        assert isinstance((await settled(futures[2])).exception(), QueueTimeoutError)
+
+
+async def test_queue_timeout_counts_the_time_in_which_the_lanes_thread_was_busy(
+    mock_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        portal = lanes.portal()
+        late, in_time = portal.submit(echo, 1, queue_timeout=1), portal.submit(echo, 2)
+        mock_clock.jump(2)  # before they arrive
+        assert isinstance((await settled(late)).exception(), QueueTimeoutError)
+        assert (await settled(in_time)).result() == 2
+
+
+async def test_queue_timeout_ends_the_wait_for_room(mock_clock: MockClock) -> None:
+    async with open_lanes({"main": LaneConfig(concurrency=0, max_waiting=1)}) as lanes:
+        portal = lanes.portal()
+
+        def thread() -> list[Future[int]]:
+            return [portal.submit(echo, 1), portal.submit(echo, 2, queue_timeout=10)]
+
+        in_line, for_room = await in_thread(thread)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(11)
+        assert isinstance((await settled(for_room)).exception(), QueueTimeoutError)
+        assert len(lanes.jobs()) == 1
+        lanes.lane("main").concurrency = 1
+        assert (await settled(in_line)).result() == 1
