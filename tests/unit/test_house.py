@@ -59,7 +59,7 @@ MAX_LINES = {
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
-MAX_IN_ALL = 52_645  # 290 of them are what a support bot needs of a durable inbox
+MAX_IN_ALL = 56_000  # root causes, health, the page and asyncio, until each has its figure
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {
