@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from types import MappingProxyType
-from typing import Final, Literal, final
+from typing import ClassVar, Final, Literal
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -144,7 +144,6 @@ def _warn_of_stopped_lanes(scheduler: Scheduler) -> bool:
     return found
 
 
-@final
 class Lanes(Submitter):
     """All lanes of one `open_lanes`, which alone makes this object.
 
@@ -160,6 +159,9 @@ class Lanes(Submitter):
     `pause_for`, `resume`, `configure`, `Lane.concurrency`, `add_instrument`) raises a
     `LanesClosedError`; `clear` and `reset` return 0.
     """
+
+    _lane_type: ClassVar[type[Lane]] = Lane
+    _session_type: ClassVar[type[SessionLane]] = SessionLane
 
     @classmethod
     def _create(cls, scheduler: Scheduler) -> Lanes:
@@ -186,7 +188,7 @@ class Lanes(Submitter):
         resolved = resolve_global_lane(name)
         if self._scheduler.registry.find_or_make_lane(resolved) is None:
             raise UnknownLaneError(resolved, self._scheduler.registry.plan.lanes)
-        return Lane._create(self._scheduler, resolved)
+        return self._lane_type._create(self._scheduler, resolved)
 
     def session(self, key: str) -> SessionLane:
         """Return the lane of that session, which need not be alive.
@@ -194,7 +196,7 @@ class Lanes(Submitter):
         Raises:
           ValueError: if the key is blank.
         """
-        return SessionLane._create(self._scheduler, session_key(key))
+        return self._session_type._create(self._scheduler, session_key(key))
 
     def lanes(self) -> list[Lane]:
         """Return the global lanes that are alive, also lanes of templates.
@@ -202,7 +204,7 @@ class Lanes(Submitter):
         This may be called in any thread, as may `Lane.label`, `Lane.waiting` and `Lane.active`.
         """
         scheduler = self._scheduler
-        return [Lane._create(scheduler, a.name, a) for a in [*scheduler.lanes.values()]]
+        return [self._lane_type._create(scheduler, a.name, a) for a in [*scheduler.lanes.values()]]
 
     def jobs(self) -> list[AnyJob]:
         """Return the jobs that wait or run, in the order of submission."""

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, ClassVar, TypeVar, TypeVarTuple, Unpack
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -45,6 +45,7 @@ class Submitter:
 
     _scheduler: Scheduler
     _bound: dict[str, Any]  # the options that this view fills in
+    _job_type: ClassVar[type[AnyJob]] = Job
 
     def __init__(self) -> None:
         raise TypeError(f"only open_lanes makes a {type(self).__name__}")
@@ -279,6 +280,7 @@ class Submitter:
         if type(name) is not str:
             name = _name(fn)
         return make_job(
+            self._job_type,
             scheduler,
             name,
             session,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from itertools import islice
-from typing import Any, final
+from typing import Any
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -118,7 +118,6 @@ class OneLane(Submitter):
         await _control.wait_until(self._scheduler, self.name, fewer_than=_control.check_room(n))
 
 
-@final
 class Lane(OneLane):
     """A global lane, ``lanes.lane("main")``, with the verbs of `Lanes` for this lane."""
 
@@ -211,7 +210,6 @@ class Lane(OneLane):
         return lane_statistics(self._actor, self._scheduler.current_time())
 
 
-@final
 class SessionLane(OneLane):
     """The lane of one session: ``lanes.session("alice")``. It need not be alive.
 

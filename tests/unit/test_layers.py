@@ -30,11 +30,20 @@ ROOT = Path(trio_lanes.__file__).parent
 CORE_CLASSES = {"Job", "Lane", "Lanes", "SessionLane"}
 LAYERS = ("replay", "durable", "instruments", "agents", "monitor", "command")
 """From the lowest to the highest: each imports only layers that stand before it."""
+DOORS = ("aio",)
+"""Packages that are doors, as the modules of `trio_lanes` itself: they may use all of the core, and
+durable lanes, for which there is a door, too."""
 PARTS_OF = {"command": ["durable"], "monitor": ["replay"]}
 OF_OTHERS = {"_value_", "_asdict", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
 """Names of `enum`, of named tuples, and of Trio's scheduler, which the simulation seeds."""
 
 FILES = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+
+
+def files_of_the_core() -> Iterator[Path]:
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] not in (*LAYERS, *DOORS):
+            yield path
 
 
 @cache
@@ -87,7 +96,7 @@ def classes(paths: list[Path]) -> Iterator[ast.ClassDef]:
 @cache
 def private_names_of_the_core() -> frozenset[str]:
     """The private names of the public classes of the core and of the classes they inherit from."""
-    core = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in LAYERS]
+    core = list(files_of_the_core())
     known = list(classes(core))
     wanted = set(CORE_CLASSES)
     found: set[str] = set()
@@ -125,12 +134,24 @@ def test_a_layer_imports_only_layers_below_it(layer: str) -> None:
 
 
 def test_the_core_imports_no_layer() -> None:
-    files = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in LAYERS]
-    using = {named_by(path): layers_imported_by(path) for path in files}
+    using = {named_by(path): layers_imported_by(path) for path in files_of_the_core()}
     assert {name: used for name, used in using.items() if used} == {
         "testing.py": {"replay"},
         "__main__.py": {"command"},  # `python -m trio_lanes`
     }
+
+
+def test_no_other_module_imports_a_door() -> None:
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] not in DOORS:
+            for name in imported_names(path):
+                assert name.split(".")[1:2] not in [[door] for door in DOORS], named_by(path)
+
+
+def test_a_door_uses_durable_lanes_and_no_other_layer() -> None:
+    for door in DOORS:
+        for path in (ROOT / door).rglob("*.py"):
+            assert layers_imported_by(path) <= {"durable"}
 
 
 @pytest.mark.parametrize("module", ["trio_lanes", "trio_lanes.testing", "trio_lanes.replay"])

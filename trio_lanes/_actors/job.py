@@ -121,6 +121,8 @@ class Blocker:
 class Keeper(Protocol):
     """The requests of a handle to the lanes that it belongs to."""
 
+    @property
+    def parent_task(self) -> Task: ...
     def check_thread(self) -> None: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
@@ -133,6 +135,22 @@ class Keeper(Protocol):
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]: ...
     def root_causes(self, job: AnyJob) -> tuple[Cause, ...]: ...
     def add_waiter(self, target: AnyJob, waiter: Waiter) -> None: ...
+
+
+class BodyTask(Protocol):
+    """What runs the body of a job: a task of Trio's, or of the loop of which Trio is the guest."""
+
+    def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]: ...
+
+
+class BodyScope(Protocol):
+    """What ends the body of a job: a `trio.CancelScope`, unless the body runs outside of Trio."""
+
+    deadline: float
+
+    @property
+    def cancel_called(self) -> bool: ...
+    def cancel(self, reason: str | None = None) -> None: ...
 
 
 @final
@@ -195,7 +213,6 @@ class _Callback:
             logger.exception("a callback of %r raised", target)
 
 
-@final
 @attrs.define(eq=False, repr=False, init=False, weakref_slot=True, getstate_setstate=False)
 class Job(Generic[T_co]):
     """The handle of a submitted call: inspect it, wait for it, cancel it. Only lanes make jobs.
@@ -246,8 +263,8 @@ class Job(Generic[T_co]):
     _lenders: tuple[str | None, ...]  # why its tasks lend its slot, one for each task
     _slot_waiters: list[Task] | None  # that want it back
     # Written by the workers
-    _task: Task | None  # that runs its body
-    _scope: trio.CancelScope | None  # of its body; None when it has settled
+    _task: BodyTask | None  # that runs its body
+    _scope: BodyScope | None  # of its body; None when it has settled
     # Written by settling
     _unretrieved: UnretrievedError | None  # set when it settles, unless it succeeds
 
@@ -537,7 +554,10 @@ class Job(Generic[T_co]):
         try:
             yield
         finally:
-            await self._keeper.take_back(self, reason)
+            await self._take_back(reason)
+
+    async def _take_back(self, reason: str | None) -> None:
+        await self._keeper.take_back(self, reason)
 
     async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
         """Give its slot back, and return when its lane would start it again, first of its priority.
@@ -593,6 +613,10 @@ class Job(Generic[T_co]):
         """Have its failure leave the lanes, as from a nursery; then it counts as retrieved."""
         self._unhandled = True
 
+    def _let_failure_stay(self) -> None:
+        """Undo `_let_failure_leave`."""
+        self._unhandled = False
+
     def _keep_timer(self, timer: Timer) -> None:
         """Have ``timer`` cancelled when this job waits no more."""
         self._timers = [*(self._timers or ()), timer]
@@ -615,6 +639,7 @@ AnyJob: TypeAlias = Job[Any]
 
 
 def make_job(
+    kind: type[AnyJob],
     keeper: Keeper,
     name: str,
     session: str | None,
@@ -630,7 +655,7 @@ def make_job(
     """Make a job, which is not submitted yet, with a cancel scope: an unused one, or a new one."""
     # By hand: an `__init__` of attrs looks up each default by name, and costs twice as much. Fields
     # that are first read after the submission, or after the start, are set there.
-    job: AnyJob = Job.__new__(Job)
+    job: AnyJob = kind.__new__(kind)
     job._keeper = keeper
     job.name = name
     job.session = session

@@ -25,6 +25,7 @@ class Closing:
         self.shut = False  # whether no job starts any more
         self.ended = False  # whether the block was left, and no job is there any more
         self.begun: Final = trio.Event()
+        self.over: Final = trio.Event()  # they are shut
         self._refusal: LanesClosedError | None = None  # the error for new work, once it is refused
         self._refused = 0  # submissions
 

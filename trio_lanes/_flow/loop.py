@@ -124,7 +124,6 @@ class Scheduler:
         "_clocks",
         "_context",
         "_effects",
-        "_grant",
         "_instruments",
         "_next_arrival",
         "_next_id",
@@ -140,6 +139,7 @@ class Scheduler:
         "closing",
         "current_time",
         "finished",
+        "grant",
         "groups",
         "hooks",
         "lanes",
@@ -196,7 +196,8 @@ class Scheduler:
         self.workers: Final = WorkerPool(
             table, self._spawn_now, self.returned, self.raised, self.interrupted
         )
-        self._grant: Final = self.workers.granted.append
+        # Has the body of a job run; may be replaced: a body may run outside of Trio
+        self.grant: Callable[[AnyJob], object] = self.workers.granted.append
 
         # What there is to do in a batch, in this order
         self._to_do: Final = (
@@ -254,6 +255,11 @@ class Scheduler:
         finally:
             if outermost:
                 self.serve()
+
+    @property
+    def parent_task(self) -> trio.lowlevel.Task:
+        """The task that has opened the lanes' nursery."""
+        return self._nursery.parent_task
 
     def check_thread(self) -> None:
         """Refuse a call from another thread, inside of Trio or not: it would break the lanes."""
@@ -612,7 +618,7 @@ class Scheduler:
             if self.hooks.job_overdue and job._options.limits_run:
                 self.overdue.expect(job)
             self._tell_in_context(self.hooks.job_started, job)
-        self._grant(job)
+        self.grant(job)
         if job._waiters:
             self.after_act(self._wake, job)
 
@@ -650,14 +656,15 @@ class Scheduler:
 
     def raised(self, job: AnyJob, error: BaseException) -> BaseException | None:
         """``error`` left the body of ``job`` and its scope; return the error to leave its task."""
-        return self._judge(job, raised(error), error)
+        return self.judge(job, raised(error), error)
 
     def interrupted(self, job: AnyJob) -> BaseException | None:
         """The scope of ``job`` ended its body; return the error that leaves its task."""
         verdict = interrupted(job)
-        return self._judge(job, verdict, verdict.error)
+        return self.judge(job, verdict, verdict.error)
 
-    def _judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
+    def judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
+        """Let ``job`` settle by ``verdict``; return the error that leaves its task."""
         leaves = verdict.leaves
         if job._state is RUNNING:
             if verdict.state is FAILED and (job._unhandled or leaves is error):
@@ -859,6 +866,7 @@ class Scheduler:
         if not self.closing.shut:
             with self.batch():
                 self.closing.shut = True
+                self.closing.over.set()
                 self.close(reason)
                 self._refuse_requests(by_jobs=True)
                 for lane in [*self.lanes.values()]:

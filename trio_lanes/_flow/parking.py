@@ -51,7 +51,7 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
     value that arrives in the tick of the cancellation.
     """
     if target.done:  # ``queue_timeout=0``, or it ended before this task, which waited for room
-        if _body_finished(target):
+        if body_finished(target):
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
             await trio.lowlevel.checkpoint()
@@ -81,7 +81,7 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
         scheduler.cancel(target, _FOR_EVER)
         await _end_of_cancelled(scheduler, target)
         raise
-    if raise_cancel is not None and not _body_finished(target):
+    if raise_cancel is not None and not body_finished(target):
         raise_cancel()
 
 
@@ -92,7 +92,7 @@ async def _end_of_cancelled(scheduler: Scheduler, target: AnyJob) -> None:
             await park(scheduler, target, until_started=False)
 
 
-def _body_finished(job: AnyJob) -> bool:
+def body_finished(job: AnyJob) -> bool:
     """Whether its body returned or raised: then its caller gets that, also if it was cancelled."""
     # Only a body leaves a traceback: every other error was made by these lanes.
     return job._state is SUCCEEDED or job._traceback is not None

@@ -89,7 +89,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        running: dict[Task, AnyJob],
+        running: dict[object, AnyJob],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         returned: Callable[[AnyJob, Any], None],
         raised: Callable[[AnyJob, BaseException], BaseException | None],
@@ -176,7 +176,7 @@ class WorkerPool:
         try:
             job = await self._next()
             while job is not None:
-                assert job._scope is not None
+                assert isinstance(job._scope, trio.CancelScope)
                 with job._scope as scope:
                     home, limited = _innermost(task), job._options.limits_run
                     while True:
@@ -184,7 +184,7 @@ class WorkerPool:
                         job._task = task
                         if limited:
                             scope.deadline = job._deadline
-                        body = _wrapped(job) if self.wraps else _body(job._fn, job._args)
+                        body = wrapped(job, _body) if self.wraps else _body(job._fn, job._args)
                         context = job._context
                         assert context is not None
                         task.context, task.name = context, job.name
@@ -226,7 +226,7 @@ class WorkerPool:
                         if error is None:
                             self._returned(ended, value)
                         else:
-                            error = self._raised(ended, _shortened(error))
+                            error = self._raised(ended, shortened(error, __file__))
                         del ended
                         value = _NO_VALUE
                         task.context = own_context  # after job_finished, which runs in the job's
@@ -240,7 +240,7 @@ class WorkerPool:
                             break
                         limited = job._options.limits_run
                         if not limited and len(unused_scopes) < JOBS_PER_PASS:
-                            assert job._scope is not None
+                            assert isinstance(job._scope, trio.CancelScope)
                             unused_scopes.append(job._scope)
                         job._scope = scope
                 if job is None or task in running:
@@ -259,7 +259,7 @@ class WorkerPool:
         if job is not None:
             del running[task]
             if error is not None:
-                error = self._raised(job, _shortened(error))
+                error = self._raised(job, shortened(error, __file__))
             elif value is not _NO_VALUE:
                 self._returned(job, value)
             else:
@@ -293,12 +293,15 @@ async def _body(fn: Any, args: tuple[Any, ...]) -> Any:
     return await coro
 
 
-def _wrapped(job: AnyJob) -> Coroutine[Any, Any, Any]:
-    """Return the body of ``job`` inside the ``wrap`` of its lane, inside that of its session."""
-    body: Callable[[], Coroutine[Any, Any, Any]] = partial(_body, job._fn, job._args)
+def wrapped(job: AnyJob, call: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+    """Return the body of ``job`` inside the ``wrap`` of its lane, inside that of its session.
+
+    ``call(fn, args)`` calls and awaits each of these functions.
+    """
+    body = partial(call, job._fn, job._args)
     for actor in (job._lane, job._session_lane):
         if actor is not None and actor.wrap is not None:
-            body = partial(_body, actor.wrap, (job, body))
+            body = partial(call, actor.wrap, (job, body))
     return body()
 
 
@@ -340,13 +343,13 @@ class _Exits(Instrument):
             trio.lowlevel.reschedule(self._task)
 
 
-def _shortened(error: BaseException) -> BaseException:
-    """Return ``error`` without the frames of this module at the head of its traceback."""
+def shortened(error: BaseException, module: str) -> BaseException:
+    """Return ``error`` without the frames of ``module`` at the head of its traceback."""
     traceback: TracebackType | None = error.__traceback__
     while (
         traceback is not None
         and traceback.tb_next is not None
-        and traceback.tb_frame.f_code.co_filename == __file__
+        and traceback.tb_frame.f_code.co_filename == module
     ):
         traceback = traceback.tb_next
     return BaseException.with_traceback(error, traceback)  # its class may override the method

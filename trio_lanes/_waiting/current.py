@@ -3,11 +3,15 @@
 A context variable could not answer this: contexts are copied to tasks and threads that live outside
 of the job. The nursery tree answers it: a task belongs to the job whose body it runs, or else to
 the job of the nearest task above it that runs a body.
+
+A body may run outside of Trio, in the same thread, in an event loop of which Trio is the guest. No
+nursery tree answers there, so the context does: `enter_job` names the job in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -20,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @final
-class JobsByTask(dict[Task, "AnyJob"]):
-    """{task: the job it runs}."""
+class JobsByTask(dict[object, "AnyJob"]):
+    """{task: the job it runs}; a body that runs outside of Trio has its job itself as the key."""
 
     __slots__ = ("proved", "seeking", "waits", "watches")
 
@@ -37,6 +41,10 @@ class JobsByTask(dict[Task, "AnyJob"]):
         self.watches: Final[dict[Watch, Watches]] = {}
         """{condition on lanes that a task inside a job waits for: the table that checks it}"""
 
+
+_job_of_context: Final[ContextVar[AnyJob | None]] = ContextVar(
+    "trio_lanes: the job of code that runs in no Trio task", default=None
+)
 
 _jobs_by_task: Final[RunVar[JobsByTask]] = RunVar("trio_lanes: the job that each task runs")
 
@@ -57,8 +65,8 @@ def job_here(jobs: JobsByTask) -> AnyJob | None:
         return None
     try:
         task: Task | None = trio.lowlevel.current_task()
-    except RuntimeError:  # between two tasks: a deadline has just expired
-        return None
+    except RuntimeError:  # outside of Trio; or between two tasks: a deadline has just expired
+        return jobs.get(_job_of_context.get())
     while task is not None:
         job = jobs.get(task)
         if job is not None:
@@ -74,9 +82,15 @@ def jobs_here(jobs: JobsByTask) -> Iterator[AnyJob]:
     There are several if a job has opened lanes of its own: a task of a job in these lanes is inside
     of both jobs.
     """
-    if job_here(jobs) is None:
+    innermost = job_here(jobs)
+    if innermost is None:
         return
-    task: Task | None = trio.lowlevel.current_task()
+    task: Task | None
+    try:
+        task = trio.lowlevel.current_task()
+    except RuntimeError:
+        yield innermost
+        task = innermost._keeper.parent_task
     while task is not None:
         job = jobs.get(task)
         if job is not None:
@@ -85,11 +99,16 @@ def jobs_here(jobs: JobsByTask) -> Iterator[AnyJob]:
         task = None if nursery is None else nursery.parent_task
 
 
+def enter_job(job: AnyJob) -> None:
+    """Name ``job`` in the present context: its body runs there, outside of Trio."""
+    _job_of_context.set(job)
+
+
 def current_job() -> AnyJob | None:
     """Return the job whose task this is, or is below in the nursery tree; else None.
 
     None also in a thread, even if a job has started it. Not a checkpoint.
     """
-    if not trio.lowlevel.in_trio_task():
+    if not trio.lowlevel.in_trio_run():
         return None
     return job_here(jobs_by_task())
