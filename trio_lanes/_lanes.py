@@ -282,9 +282,9 @@ class Lanes(Submitter):
     def add_instrument(self, instrument: LaneInstrument) -> None:
         """Call the hooks of ``instrument`` from now on, as if it had been given to `open_lanes`.
 
-        Its `LaneInstrument.job_waiting_long` and `job_overdue` hear of jobs that are submitted, and
-        are cancelled, from then on. An instrument that is there already is not added again. Not a
-        checkpoint.
+        Its `LaneInstrument.job_waiting_long` hears of jobs that are submitted from then on, and
+        `job_overdue` at once of the jobs that are overdue. An instrument that is there already is
+        not added again. Not a checkpoint.
 
         Raises:
           TypeError: if a hook of it is no synchronous function; then nothing has changed.
@@ -294,6 +294,7 @@ class Lanes(Submitter):
         if self._scheduler.hooks.add(instrument):
             self._scheduler.hooks_changed()
             self._scheduler.hooks.tell_opened(instrument, self)
+            self._scheduler.overdue.tell_late(instrument, self._scheduler.lanes.values())
 
     @enable_ki_protection
     def remove_instrument(self, instrument: LaneInstrument) -> None:

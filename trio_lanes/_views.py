@@ -205,6 +205,15 @@ class Lane(OneLane):
         """
         return self._actor.running_jobs()[: natural("n", n)]
 
+    def overdue(self, n: int) -> list[AnyJob]:
+        """Return the first ``n`` running jobs that were to stop ``overdue_after`` seconds ago, by
+        their timeout or a cancellation: those that were to stop first come first.
+
+        Raises:
+          TypeError, ValueError: if ``n`` is no whole number from 0 up.
+        """
+        return list(islice(self._actor.overdue, natural("n", n)))
+
     def statistics(self) -> LaneStatistics:
         """Return its numbers at this moment."""
         return lane_statistics(self._actor, self._scheduler.current_time())

@@ -72,6 +72,7 @@ class LaneActor(Actor):
         "label",
         "lanes",
         "line",
+        "overdue",
         "plain",
         "readmitting",
         "room_by_session",
@@ -133,6 +134,8 @@ class LaneActor(Actor):
         self.withdrawn = 0  # of these: that had not started
         self.cancelling: set[AnyJob] = set()  # jobs that run and were asked to stop
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
+        # {job that runs although it was to stop long ago: when it was to}, in order of these times
+        self.overdue: dict[AnyJob, float] = {}
         self.warning: Timer | None = None  # set for the oldest wait
         # {id: job bound for it of whose wait, when it is long, hooks are still to be called}
         self.unwarned: OrderedDict[int, AnyJob] = OrderedDict()
@@ -549,6 +552,14 @@ class LaneActor(Actor):
     def note_cancel_called(self, job: AnyJob) -> None:
         """``job``, which runs, was asked to stop."""
         self.cancelling.add(job)
+
+    def note_overdue(self, job: AnyJob, since: float) -> None:
+        """``job`` runs although it was to stop at ``since``, long ago."""
+        self.overdue[job] = since
+
+    def forget_overdue(self, job: AnyJob) -> None:
+        """``job`` has ended, or was given up."""
+        self.overdue.pop(job, None)
 
     def count_abandoned(self, change: int) -> None:
         """One body more or less was given up by a reset, and has not ended."""

@@ -194,7 +194,12 @@ class Scheduler:
         self.watches: Final = Watches(table, self.lanes, self._tell_refused)
         self.room: Final = Room(self.lanes, self._clocks)
         self.workers: Final = WorkerPool(
-            table, self._spawn_now, self.returned, self.raised, self.interrupted
+            table,
+            self._spawn_now,
+            self.overdue.expect,
+            self.returned,
+            self.raised,
+            self.interrupted,
         )
         # Has the body of a job run; may be replaced: a body may run outside of Trio
         self.grant: Callable[[AnyJob], object] = self.workers.granted.append
@@ -615,8 +620,6 @@ class Scheduler:
         if self._instruments:
             if self._tells:
                 self._has_changed(job)
-            if self.hooks.job_overdue and job._options.limits_run:
-                self.overdue.expect(job)
             self._tell_in_context(self.hooks.job_started, job)
         self.grant(job)
         if job._waiters:
@@ -627,7 +630,7 @@ class Scheduler:
         lending.slot_came(self, job)
         if job._waits:
             self.after_act(self.break_deadlocks, deadlock.end_of(job))
-        if self.hooks.job_overdue:
+        if job._options.limits_run:
             self.overdue.expect(job)  # its idle clock has begun again
 
     def _forgo_slots(self, lane: LaneActor) -> None:
@@ -789,8 +792,7 @@ class Scheduler:
         with self.batch():
             scope = job._scope
             assert scope is not None
-            if self.hooks.job_overdue:
-                self.overdue.cancel([job])
+            self.overdue.cancel([job])
             if job._interruption is None and not scope.cancel_called:
                 job._interruption = error
                 self.tell_of_job(self.hooks.job_cancel_called, job, error.reason)
@@ -808,6 +810,7 @@ class Scheduler:
             if begun:
                 self.abandoned += 1
                 job._lane.count_abandoned(1)
+                job._lane.forget_overdue(job)
             else:
                 self.overdue.ended(job)
             self._end(job, CANCELLED, None, error)
@@ -854,9 +857,8 @@ class Scheduler:
     def stop(self, reason: str) -> None:
         """`shut_down`. The jobs that run are cancelled with the nursery."""
         self.shut_down(reason)
-        if self.hooks.job_overdue:
-            for lane in self.lanes.values():
-                self.overdue.cancel(lane.running_jobs())
+        for lane in self.lanes.values():
+            self.overdue.cancel(lane.running_jobs())
         if self.broken is not None:  # the batch that was broken off may have granted jobs
             while self.workers.ready < len(self.workers.granted):
                 self.workers.hire()

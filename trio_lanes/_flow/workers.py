@@ -80,6 +80,7 @@ class WorkerPool:
     Args:
       running: the table of this Trio run: {task: the job it runs}.
       spawn: starts a task in the lanes' nursery.
+      blocked: is called when the body of a job that has a limit to its time has blocked.
       returned: is called when the body of a job has returned a value.
       raised: is called with the error that left the body of a job and its scope; returns the
         error that leaves the worker.
@@ -91,12 +92,14 @@ class WorkerPool:
         self,
         running: dict[object, AnyJob],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
+        blocked: Callable[[AnyJob], None],
         returned: Callable[[AnyJob, Any], None],
         raised: Callable[[AnyJob, BaseException], BaseException | None],
         interrupted: Callable[[AnyJob], BaseException | None],
     ) -> None:
         self._running: Final = running
         self._spawn: Final = spawn
+        self._blocked: Final = blocked
         self._returned: Final = returned
         self._raised: Final = raised
         self._interrupted: Final = interrupted
@@ -202,6 +205,8 @@ class WorkerPool:
                         else:  # it has blocked
                             self._leave()
                             ready = False
+                            if limited:
+                                self._blocked(job)
                             try:
                                 value = await rest
                             except BaseException as exc:

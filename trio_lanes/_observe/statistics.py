@@ -59,6 +59,9 @@ class LaneStatistics:
     """Running jobs without a slot: they lend it, want it back, or are readmitted."""
     cancelling: int
     """Running jobs that were asked to stop: cancelled, or by their caller; not by a deadline."""
+    overdue: int
+    """Of the running jobs: those whose bodies have outlived their timeout or their cancellation by
+    the lane's ``overdue_after``."""
     abandoned: int
     """Bodies of it that were given up by a reset, and have not ended."""
     succeeded: int
@@ -160,6 +163,7 @@ def lane_statistics(lane: LaneActor, now: float) -> LaneStatistics:
         slots=lane.slots,
         lent=len(lane.without_slot),
         cancelling=len(lane.cancelling),
+        overdue=len(lane.overdue),
         abandoned=lane.abandoned,
         succeeded=lane.finished - lane.failed - lane.cancelled + lane.withdrawn,
         failed=lane.failed,

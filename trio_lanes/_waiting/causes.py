@@ -129,12 +129,10 @@ class _Roots:
     def _body(self, job: AnyJob, way: _Way) -> Cause:
         assert job.started_at is not None
         root = f"its body, for {in_words(self._now - job.started_at)}"
-        advice = None
-        if job.cancel_called:
-            root += ", although it was asked to stop"
-            name = job.lane if job._session_lane is None else job._session_lane.name
-            advice = f'reset "{name}": the body of {job.id} goes on after its cancellation'
-        return _cause(way, "body", job.lane, root, advice=advice)
+        since = job._lane.overdue.get(job)
+        if since is not None:
+            root += f", {in_words(self._now - since)} after it was asked to stop"
+        return _cause(way, "body", job.lane, root, advice=None if since is None else _reset(job))
 
     def _room(self, request: RoomRequest, way: _Way) -> Iterator[Cause]:
         name, jobs = request.actor.name, [*islice(request.actor.waiting_jobs(), _FEW)]
@@ -217,15 +215,14 @@ class _Roots:
         if not others and not any(map(can_continue, holders)):
             yield from self._any(holders, f'{_HOLDER} "{holders[0].lane}"', way)
             return
-        root, advice = f"{words} in use", REMEDIES[kind].format(lane=name)
+        root = f"{words} in use"
         for holder in holders[:1]:
             assert holder.started_at is not None
             root += f", longest by {holder.id} for {in_words(self._now - holder.started_at)}"
         if not holders:
             root += " by other code"
-        for holder in holders:
-            if holder.cancel_called:
-                advice = self._body(holder, way).advice or advice
+        overdue = [job for lane in lanes for job in islice(lane.overdue, 1) if job in holders]
+        advice = _reset(overdue[0]) if overdue else None
         ids = tuple(job.id for job in holders[:_FEW])
         yield _cause(way, kind, name, root + _more(before), jobs=ids, advice=advice)
 
@@ -278,6 +275,12 @@ def _cause(
         advice = lend if advice is None else f"{lend}; or {advice}"
     chain = tuple((job.id, relation) for job, relation in way[1:])
     return Cause(way[0][0].id, kind, lane, root, chain, jobs, seconds, advice)
+
+
+def _reset(job: AnyJob) -> str:
+    """Return how to free what ``job``, whose body is overdue, holds."""
+    name = job.lane if job._session_lane is None else job._session_lane.name
+    return f'reset "{name}": the body of {job.id} goes on after it was asked to stop'
 
 
 def _more(before: int) -> str:

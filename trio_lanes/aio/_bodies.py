@@ -113,6 +113,7 @@ class AsyncioBody:
         job._task = job._scope = self
         if job._options.limits_run:
             self.deadline = job._deadline
+            scheduler.overdue.expect(job)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         if self._timer is not None:

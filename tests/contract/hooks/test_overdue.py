@@ -24,6 +24,11 @@ class Overdue(LaneInstrument):
         self.told.append((job.name, trio.current_time(), since))
 
 
+class Waits(LaneInstrument):
+    def job_waiting_long(self, job: Job[Any], waited: float) -> None:
+        raise AssertionError  # no job waits
+
+
 async def shielded(seconds: float) -> None:
     with trio.CancelScope(shield=True):
         await trio.sleep(seconds)
@@ -387,16 +392,99 @@ async def test_a_watched_job_is_let_go_when_its_body_ends(autojump_clock: MockCl
         assert gone() is None
 
 
-async def test_without_an_instrument_that_listens_no_timer_is_set(
+async def test_without_an_instrument_lanes_know_the_jobs_that_are_overdue(
     autojump_clock: MockClock,
 ) -> None:
-    class Silent(LaneInstrument):
-        pass
+    config = LaneConfig(concurrency=9, overdue_after=3.0)
+    async with open_lanes({"main": config, "cron": config}) as lanes:
+        main = lanes.lane("main")
+        late = lanes.submit_nowait(shielded, 50, timeout=10)
+        lanes.submit_nowait(shielded, 12, timeout=10)  # it ends in time
+        soon = lanes.submit_nowait(shielded, 30)
+        lanes.submit_nowait(shielded, 90, lane="cron", timeout=200)
+        await trio.sleep(8)
+        soon.cancel()
+        for seconds, expected in (
+            (2.9, []),
+            (0.2, [soon]),
+            (2.0, [soon, late]),
+            (15.0, [soon, late]),
+            (5.0, [late]),
+            (20.0, []),
+        ):
+            await trio.sleep(seconds)
+            assert main.overdue(9) == expected
+            assert main.overdue(1) == expected[:1]
+            assert main.statistics().overdue == len(expected)
+            assert lanes.lane("cron").statistics().overdue == 0
+        with pytest.raises(ValueError, match="n must not be negative"):
+            main.overdue(-1)
 
-    async with open_lanes({"main": 1}, instruments=[Silent()]) as lanes:
+
+async def test_a_job_that_was_reset_is_abandoned_and_no_longer_overdue(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(overdue_after=3.0)}) as lanes:
+        lanes.submit_nowait(shielded, 60).cancel()
+        await trio.sleep(5)
+        assert lanes.statistics().lanes["main"].overdue == 1
+        lanes.reset()
+        lanes.submit_nowait(shielded, 60)
+        await wait_all_tasks_blocked()
+        lanes.reset()  # then it is overdue only when it was abandoned
+        await trio.sleep(5)
+        statistics = lanes.statistics().lanes["main"]
+        assert (statistics.overdue, statistics.abandoned) == (0, 2)
+
+
+async def test_an_instrument_that_is_added_late_is_told_of_the_jobs_that_are_overdue(
+    autojump_clock: MockClock,
+) -> None:
+    first, late = Overdue(), Overdue()
+    config = LaneConfig(concurrency=3, overdue_after=3.0)
+    async with open_lanes({"main": config}, instruments=[first]) as lanes:
+        lanes.submit_nowait(shielded, 30, name="timeout", timeout=1)
+        job = lanes.submit_nowait(shielded, 30, name="cancelled")
+        lanes.submit_nowait(shielded, 30, name="later", timeout=10)
+        await trio.sleep(2)
+        job.cancel()
+        await trio.sleep(6)
+        lanes.add_instrument(late)
+        assert late.told == [("timeout", 8.0, 7.0), ("cancelled", 8.0, 6.0)]
+        lanes.add_instrument(Waits())
+    assert late.told[2:] == [("later", 13.0, 3.0)] == first.told[2:]
+    assert len(first.told) == 3
+
+
+async def test_the_log_has_one_line_for_the_bodies_of_a_lane_that_become_overdue_together(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"main": LaneConfig(concurrency=9, overdue_after=3.0), "cron": 1}
+    async with open_lanes(config) as lanes:
+        for name in ("a", "b", "c"):
+            lanes.submit_nowait(shielded, 60, name=name, timeout=2)
+        lanes.submit_nowait(shielded, 60, name="d", lane="cron").cancel()
+    asked = "s after it was asked to stop"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"lane 'main': the body of job 1 'a' (and of 2 others) goes on 3.0 {asked}",
+        f"lane 'cron': the body of job 4 'd' goes on 10.0 {asked}",
+    ]
+
+
+async def test_bodies_that_end_in_time_leave_no_timer_and_wake_no_task(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 9}) as lanes:
+        for _ in range(3):
+            lanes.submit_nowait(trio.sleep, 1, timeout=10)
+        lanes.submit_nowait(trio.sleep, 9).cancel()
+        await trio.sleep(2)
+        with Steps() as steps:
+            await trio.sleep(100)
+        assert steps.count <= 2  # this task's own
         job = lanes.submit_nowait(shielded, 50, timeout=10)
-        await trio.sleep(20)
+        await trio.sleep(25)
         job.cancel()
         with Steps() as steps:
-            await trio.sleep(25)
-        assert steps.count <= 2  # this task's own
+            await trio.sleep(20)
+        assert steps.count <= 2  # of an overdue body, all is said

@@ -96,6 +96,7 @@ async def test_fresh_lanes_have_nothing_to_tell(autojump_clock: MockClock) -> No
             slots=0,
             lent=0,
             cancelling=0,
+            overdue=0,
             abandoned=0,
             succeeded=0,
             failed=0,

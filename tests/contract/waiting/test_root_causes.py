@@ -415,11 +415,20 @@ async def test_a_body_that_outlives_its_cancellation_is_the_cause_with_what_free
         stuck.cancel()
         await trio.sleep(20)
         mate, other = runs(lanes, session="alice"), runs(lanes)
-        root = "its body, for 40 s, although it was asked to stop"
+        root = "its body, for 40 s, 20 s after it was asked to stop"
         assert lines(mate) == [f"2 ← 1 of its session ← {root}"]
         assert lines(other) == ['3 ← slots of "main": 1 of 1 in use, longest by 1 for 40 s']
-        reset = 'reset "session:alice": the body of 1 goes on after its cancellation'
+        reset = 'reset "session:alice": the body of 1 goes on after it was asked to stop'
         assert advice(mate) == advice(other) == [reset]
+        lanes.clear()
+        quick = lanes.submit_nowait(trio.sleep, 0)
+        assert advice(quick) == [reset]
+        lanes.reset()
+        assert lanes.lane("main").overdue(9) == []
+        plain = lanes.submit_nowait(shielded, 15, timeout=1)
+        await trio.sleep(12)
+        reset = f'reset "main": the body of {plain.id} goes on after it was asked to stop'
+        assert advice(runs(lanes)) == [reset]
         lanes.clear()
 
 
@@ -531,20 +540,16 @@ async def test_a_limit_that_was_lowered_under_jobs_that_wait_for_each_other_is_a
         await lanes.run(trio.sleep, 1)
 
     async with open_lanes({"main": 3}) as lanes:
-        jobs = [lanes.submit_nowait(parent) for _ in range(2)]
-        runs(lanes).cancel()
-        lanes.lane("main").concurrency = 2
-        await trio.sleep(0.5)
-        lanes.lane("main").concurrency = 3
+        job, _ = lanes.submit_nowait(parent), lanes.submit_nowait(parent)
         blocker = runs(lanes)
-        await trio.sleep(1)
+        await trio.sleep(1.5)
         lanes.lane("main").concurrency = 2
         blocker.cancel()
-        await trio.sleep(1)
-        (cause,) = jobs[0].root_causes()
-        assert cause.kind == "deadlock"
-        assert str(cause) == "1 ← 5 that it waits for ← deadlock of 1, 5"
-        assert cause.jobs == (1, 5)
+        await wait_all_tasks_blocked()
+        (cause,) = job.root_causes()
+        ((child, relation),) = cause.chain
+        assert (cause.kind, relation, cause.jobs) == ("deadlock", "that it waits for", (1, child))
+        assert str(cause) == f"1 ← {child} that it waits for ← deadlock of 1, {child}"
         assert cause.advice is not None
         assert "yield_slot" in cause.advice
         lanes.lane("main").concurrency = 3
