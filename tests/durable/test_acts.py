@@ -57,6 +57,7 @@ FILES = {
     "LogPage": ("acts/logs.py", "logs.lua", LOG),
     "Cancel": ("acts/orders.py", "orders.lua", LANES, RUN),
     "PutFirst": ("acts/orders.py", "orders.lua", LANES),
+    "Promote": ("acts/orders.py", "orders.lua", LANES),
     "AbortRun": ("acts/orders.py", "orders.lua", LANES),
     "Clear": ("acts/orders.py", "orders.lua", LANES),
     "Pause": ("acts/orders.py", "orders.lua", LANES),

@@ -54,7 +54,7 @@ LUA_ONLY = {
         read_item refusal read_finish
     """,
     "inspection": """
-        shown_limit shown_number wait present_lanes all_requests last_messages is_head
+        shown_limit shown_number pairs_of wait present_lanes all_requests last_messages is_head
         missing_from check_job check_index
     """,
     "lines": "request tell serve of_instance name_of",

@@ -326,6 +326,10 @@ class DurableStatus:
     """Unix time."""
     history: tuple[DurableAttempt, ...] = ()
     """The last ten runs of the job, the oldest first; the running one is among them."""
+    timeout: float = math.inf
+    """Seconds that an attempt may run."""
+    seen_at: float = attrs.field(default=0.0, eq=False)
+    """When the store gave this answer, in its time."""
     texts: JobTexts | None = None
     """What the job carries; None unless it was asked for."""
 
@@ -384,9 +388,12 @@ class DurableBlocker:
     quota."""
     job: int | None = None
     """The id of the job that is before it, or that it waits for; None also if that is no job, but
-    a task outside of a run."""
+    a task outside of a run. Of a lane or group without a free slot: the run that has held one for
+    the longest time."""
     until: float | None = None
     """When the reason ends, in the store's time, which is close to Unix time; None: unknown."""
+    before: int = 0
+    """``order`` in a lane: how many jobs are before it there, ``job`` included: 1,000 at most."""
 
     def __str__(self) -> str:
         """The reason in words, as a sentence of which the job is the subject."""
@@ -531,6 +538,8 @@ class InstanceInfo:
     """The names of its handlers."""
     running: int
     """How many jobs it runs."""
+    lanes: Mapping[str, int] = attrs.field(factory=dict)
+    """How many of these by lane: of 1,000 of them, if there are more."""
 
 
 @final

@@ -258,6 +258,15 @@ class DurableLanes(HasEnd):
         """
         return await self._do(orders.PutFirst(_check.whole("id", id)))
 
+    async def promote(self, id: int) -> bool:
+        """Make a job that is delayed, or between two attempts, due now.
+
+        It joins the tail of its session, behind jobs that were due before; a job that kept its
+        place between attempts has it again. Return False if the job is not parked; nothing has
+        changed then. A checkpoint.
+        """
+        return await self._do(orders.Promote(_check.whole("id", id)))
+
     async def abort(self, session: str, reason: str | None = None) -> bool:
         """Cancel the job that runs in a session, on whichever instance; jobs that wait are left.
 

@@ -139,6 +139,25 @@ class MemoryTables(RemembersAnswers, Settings):
             for job in self._jobs.values()
         )
 
+    def first_holder(self, lane: str) -> JobRecord | None:
+        holding = (
+            job
+            for job in self._jobs.values()
+            if job.state is RUNNING and job.lane == lane and not job.lent
+        )
+        return min(holding, key=lambda job: job.fence, default=None)
+
+    def ready_before(self, job: JobRecord, limit: int) -> int:
+        mine = -job.priority, _ready(job)
+        before = sum(
+            other.lane == job.lane
+            and other.ready is not None
+            and other.shelf == ON_LIST
+            and (-other.priority, other.ready) < mine
+            for other in self._jobs.values()
+        )
+        return min(before, limit)
+
     def running_lanes(self) -> Iterable[str]:
         return {
             job.lane

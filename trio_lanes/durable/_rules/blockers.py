@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 
 from ... import resolve_session_lane
+from .._contract.protocol import PAGE
 from .._contract.records import DurableBlocker
 from .._contract.state import DEAD, PARKED, RUNNING, WAITING
 from . import lines
@@ -40,8 +41,9 @@ def _of_run(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     if job.lent == LENT_SLOT:
         yield DurableBlocker("lent", job.lane)
     elif job.lent != HOLDS_SLOT:
-        for kind, name in Budget(queues.tables, queues.now).return_refused_by(job):
-            yield DurableBlocker(kind, name)
+        budget = Budget(queues.tables, queues.now)
+        for kind, name in budget.return_refused_by(job):
+            yield DurableBlocker(kind, name, budget.holder(kind, job.lane))
     assert job.instance is not None
     for request in queues.tables.requests_of(job.instance):
         if request.job == job.id and request.served is None:
@@ -100,9 +102,10 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
         first = LaneTurn(queues, lane, names, FairTurns(tables), budget, 1).first()
         if first is not None and first.id != job.id:
             is_next = False
-            yield DurableBlocker("order", lane, first.id)
+            before = tables.ready_before(job, PAGE)
+            yield DurableBlocker("order", lane, first.id, before=before)
     for kind, name in budget.refused_by(lane):
-        yield DurableBlocker(kind, name)
+        yield DurableBlocker(kind, name, budget.holder(kind, lane))
     if is_next:
         for name, time in budget.rates_until(job):
             yield DurableBlocker("rate", name, until=time)

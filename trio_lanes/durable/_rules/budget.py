@@ -103,6 +103,13 @@ class Budget:
                 refused.append(("reservation", group.name))
         return refused
 
+    def holder(self, kind: Refusal, lane: str) -> int | None:
+        """Return the job that has had a slot longest, of a lane, or of the lanes of its group."""
+        found = None if kind == "concurrency" else self._group(lane)
+        lanes = [lane] if found is None else found[0].lanes
+        runs = [run for one in lanes if (run := self._tables.first_holder(one)) is not None]
+        return min(runs, key=lambda run: run.fence).id if runs else None
+
     def rates_allow(self, job: JobRecord) -> bool:
         """Whether the rates allow a start of a job now. Call it only when all else allows it."""
         meters = self._meters(job.lane)

@@ -273,6 +273,13 @@ class Queues:
         while due := self.tables.parked_due(self.now, MAX_PROMOTED, session):
             self._promote(due)
 
+    def promote_one(self, job: JobRecord) -> None:
+        """Queue a parked job, behind the due jobs of its session."""
+        if job.session is not None:
+            self.promote_session(job.session)
+        if job.state is PARKED:  # else it was due
+            self._promote([job])
+
     def _promote(self, due: Iterable[JobRecord]) -> None:
         for job in due:
             if job.place is None:

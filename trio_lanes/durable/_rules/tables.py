@@ -112,6 +112,15 @@ class Tables(Protocol):
     def slots_used(self, lane: str) -> int:
         """Return how many runs hold a slot of a lane: the size of a set, never a counter."""
 
+    def first_holder(self, lane: str) -> JobRecord | None:
+        """Return the run that was claimed first of those that hold a slot of a lane."""
+
+    def ready_before(self, job: JobRecord, limit: int) -> int:
+        """Return how many jobs of its lane are before a job on ready lists, up to ``limit``.
+
+        They are of higher priority, or stand before it in the lists of its own.
+        """
+
     def running_lanes(self) -> Iterable[str]:
         """Return the lanes of which a run holds a slot or wants it back."""
 

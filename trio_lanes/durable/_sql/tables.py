@@ -255,6 +255,21 @@ class SqlTables(SmallTables):
     def slots_used(self, lane: str) -> int:
         return len(self._runs().holding.get(lane, ()))
 
+    def first_holder(self, lane: str) -> JobRecord | None:
+        self._rows.flush()
+        first = "state = 'running' AND lane = :lane AND lent = 0 ORDER BY fence LIMIT 1"
+        return next(iter(self._rows.select(first, {"lane": lane})), None)
+
+    def ready_before(self, job: JobRecord, limit: int) -> int:
+        self._rows.flush()
+        rows = self._execute(
+            "SELECT count(*) FROM (SELECT 1 FROM main.jobs WHERE [lane] = :lane"
+            " AND ready IS NOT NULL AND shelf = 0 AND (priority > :priority"
+            " OR (priority = :priority AND ready < :ready)) LIMIT :limit) AS found",
+            {"lane": job.lane, "priority": job.priority, "ready": job.ready, "limit": limit},
+        )
+        return int(rows.fetchone()[0])
+
     def running_lanes(self) -> Collection[str]:
         runs = self._runs()
         holding = (lane for lane, ids in runs.holding.items() if ids)

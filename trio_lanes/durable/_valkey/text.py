@@ -174,7 +174,8 @@ def step_of(answer: Sequence[Any]) -> Step:
 def status_of(data: Sequence[Any]) -> DurableStatus:
     """Return the status of a job."""
     id, name, session, lane, priority, key, state, why, until, attempt, crashes = data[:11]
-    instance, cancelling, error, submitted, runs = data[11:]
+    instance, cancelling, error, submitted, runs, rest, seen = data[11:]
+    timeout, *_ = json.loads(rest) if rest else (None,)
     if error is not None:
         read = json.loads(error)
         error = f"{read['type']}: {read['message']}"
@@ -195,6 +196,8 @@ def status_of(data: Sequence[Any]) -> DurableStatus:
         error=error,
         submitted_at=a_time(submitted),
         history=tuple(map(_attempt, runs)),
+        timeout=math.inf if timeout is None else timeout,
+        seen_at=a_time(seen),
     )
 
 
@@ -223,8 +226,8 @@ def _queued(data: Sequence[Any]) -> QueuedJob:
 
 
 def _blocker(data: Sequence[Any]) -> DurableBlocker:
-    kind, lane, job, until = data
-    return DurableBlocker(kind, lane, None if job is None else int(job), seconds(until))
+    kind, lane, job, until, before = data
+    return DurableBlocker(kind, lane, None if job is None else int(job), seconds(until), before)
 
 
 def _selection(of: Selection) -> Iterator[str]:
@@ -401,8 +404,17 @@ def _request(data: Sequence[Any]) -> Request:
 def _instances(answer: Sequence[Any]) -> list[InstanceInfo]:
     """Return the instances of a store."""
     return [
-        InstanceInfo(id, host, int(pid), a_time(since), a_time(until), tuple(names), running)
-        for id, host, pid, since, until, names, running in answer
+        InstanceInfo(
+            id,
+            host,
+            int(pid),
+            a_time(since),
+            a_time(until),
+            tuple(names),
+            running,
+            dict(pairs_of(lanes)),
+        )
+        for id, host, pid, since, until, names, running, lanes in answer
     ]
 
 

@@ -73,10 +73,12 @@ class AllInstances(Question[list[InstanceInfo]]):
     """The instances that claim from the store, each with the number of its running jobs."""
 
     def answer(self, queues: Queues) -> list[InstanceInfo]:
-        tables = queues.tables
-        return [
-            attrs.evolve(info, running=len(tables.running(info.id))) for info in tables.instances()
-        ]
+        found = []
+        for info in queues.tables.instances():
+            runs = queues.tables.running(info.id)
+            lanes = Counter(job.lane for job in runs[:PAGE])
+            found.append(attrs.evolve(info, running=len(runs), lanes=dict(lanes)))
+        return found
 
 
 class QueueOf(Question[list[QueuedJob]], long=True):
@@ -125,7 +127,7 @@ class StatusOf(Question[DurableStatus | None]):
         job = queues.known(self.id)
         if job is None:
             return None
-        status = _status_of(job)
+        status = _status_of(job, queues.now)
         return attrs.evolve(status, texts=_texts_of(queues, job)) if self.texts else status
 
 
@@ -136,7 +138,7 @@ class RunningIn(Question[DurableStatus | None]):
 
     def answer(self, queues: Queues) -> DurableStatus | None:
         job = queues.running_in(self.session)
-        return None if job is None else _status_of(job)
+        return None if job is None else _status_of(job, queues.now)
 
 
 class BlockersOf(Question[tuple[DurableBlocker, ...] | None]):
@@ -164,7 +166,8 @@ class JobsOf(Question[list[DurableStatus]], long=True):
 
     def answer(self, queues: Queues) -> list[DurableStatus]:
         limit = min(self.limit, PAGE)
-        return list(map(_status_of, queues.tables.select(self.of, self.after, limit, queues.now)))
+        found = queues.tables.select(self.of, self.after, limit, queues.now)
+        return [_status_of(job, queues.now) for job in found]
 
 
 class AllStatistics(Question[DurableStatistics], long=True):
@@ -211,7 +214,7 @@ class Repair(PortionedAct, long=True):
         return _checked(queues, repair=True).repaired, None
 
 
-def _status_of(job: JobRecord) -> DurableStatus:
+def _status_of(job: JobRecord, now: float) -> DurableStatus:
     """Return the public status of a job."""
     error = None
     if job.state in (DEAD, FAILED) and job.outcome is not None:
@@ -234,6 +237,8 @@ def _status_of(job: JobRecord) -> DurableStatus:
         error=error,
         submitted_at=job.submitted_at,
         history=attempts(job.history),
+        timeout=job.timeout,
+        seen_at=now,
     )
 
 

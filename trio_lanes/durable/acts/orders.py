@@ -1,4 +1,4 @@
-"""Orders of an operator: cancel, put first, clear, pause, resume, configure, requeue, purge."""
+"""Orders of an operator: cancel, put first, promote, clear, pause, configure, requeue, purge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ... import UnknownLaneError
 from ..._config.names import is_template
 from .._contract.act import Act, PortionedAct
 from .._contract.records import GroupLimit, LaneLimit, Selection
-from .._contract.state import CANCELLED, DEAD, DEAD_LETTERS, ENDED, RUNNING, WAITING
+from .._contract.state import CANCELLED, DEAD, DEAD_LETTERS, ENDED, PARKED, RUNNING, WAITING
 from .._rules import rates
 from .._rules.job_record import ON_LIST, SESSION_PAUSED, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
@@ -85,6 +85,23 @@ class PutFirst(Act[bool]):
             tables.update(head, place=place)
             place = tables.next_number() + BEFORE_ALL
         tables.update(job, place=place)
+        return True
+
+
+class Promote(Act[bool]):
+    """Make a parked job due now. The answer is False if the job is not parked.
+
+    It joins its queue as each job that becomes due: at the tail, behind jobs that were due before.
+    A job between two attempts that kept its place has it again.
+    """
+
+    id: int
+
+    def apply(self, queues: Queues) -> bool:
+        job = queues.tables.get(self.id)
+        if job is None or job.state is not PARKED:
+            return False
+        queues.promote_one(job)
         return True
 
 

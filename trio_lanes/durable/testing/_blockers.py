@@ -73,12 +73,16 @@ class BlockerStories:
 
     async def test_a_job_is_blocked_by_its_lane(self, bench: Bench) -> None:
         async with bench.lanes(lanes={"main": 1}) as lanes:
-            await bench.submitted(lanes, "gate", "a")
+            first = await bench.submitted(lanes, "gate", "a")
             second = await lanes.submit("gate", "b")
             third = await lanes.submit("gate", "c", priority=-1)
-            slot: Reason = ("concurrency", "main", None)
+            slot: Reason = ("concurrency", "main", first.id)
             assert await reasons(lanes, second.id) == [slot]
             assert await reasons(lanes, third.id) == [("order", "main", second.id), slot]
+            fourth = await lanes.submit("gate", "d")
+            for job, before in ((fourth, 1), (third, 2)):
+                assert (await lanes.blocked_by(job.id))[0].before == before
+            await lanes.cancel(fourth.id)
             await lanes.pause("main")
             assert await reasons(lanes, second.id) == [("pause", "main", None), slot]
             assert await until(lanes, second.id) == [None, None]
@@ -107,11 +111,11 @@ class BlockerStories:
     async def test_a_job_is_blocked_by_the_group_of_its_lane(self, bench: Bench) -> None:
         groups = {"g": LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})}
         async with bench.lanes(lanes={"main": 5, "cron": 5}, groups=groups) as lanes:
-            await lanes.submit("gate", "a")
+            first = await bench.submitted(lanes, "gate", "a")
             second = await bench.submitted(lanes, "gate", "b")
-            assert await reasons(lanes, second.id) == [("reservation", "g", None)]
+            assert await reasons(lanes, second.id) == [("reservation", "g", first.id)]
             await bench.submitted(lanes, "gate", "c", lane="cron")
-            assert await reasons(lanes, second.id) == [("group", "g", None)]
+            assert await reasons(lanes, second.id) == [("group", "g", first.id)]
 
     async def test_a_job_is_blocked_by_rates_until_a_time_that_is_known(self, bench: Bench) -> None:
         rate = RateLimit(1, per=60.0, algorithm="sliding")
@@ -154,7 +158,7 @@ class BlockerStories:
                 other = await lanes.submit("gate", f"other in {lane}", lane=lane)
                 await bench.opened(lanes, f"child in {lane}")
                 assert await reasons(lanes, other.id) == []
-                assert await reasons(lanes, outer.id) == [(*slot, None)]
+                assert await reasons(lanes, outer.id) == [(*slot, other.id)]
                 bench.gate(f"other in {lane}").set()
                 await outer.wait()
                 assert await reasons(lanes, outer.id) == []

@@ -26,6 +26,7 @@ from .. import (
     Failed,
     Finish,
     GroupLimit,
+    JobDeadError,
     NoRetry,
     Postponed,
     Released,
@@ -160,6 +161,36 @@ class ControlStories:
 
             first = await lanes.submit("echo", 1, session="bob", delay=1000)
             assert not await lanes.put_first(first.id)
+
+    async def test_a_parked_job_that_is_promoted_is_due_now(self, bench: Bench) -> None:
+        policy = RetryPolicy(max_attempts=2, backoff=(500.0, 500.0), jitter=0.0)
+        async with bench.lanes(retry=policy) as lanes, bench.lanes(worker=False) as elsewhere:
+            first = await lanes.submit("gate", "first", session="s")
+            late = [await lanes.submit("echo", n, session="s", delay=900 - n) for n in range(3)]
+            behind = await bench.submitted(lanes, "echo", "behind", session="s")
+            assert await elsewhere.promote(late[1].id)
+            assert await lanes.promote(late[0].id)
+            status = await lanes.job(late[0].id).status()
+            assert (status.state, status.why, status.until) == (DurableState.WAITING, None, None)
+            for id in (first.id, late[0].id, behind.id, 10**9):
+                assert not await lanes.promote(id)
+            assert (await lanes.check()).problems == ()
+            bench.open("first")
+            await late[0].wait()
+            await bench.settle(lanes)
+            assert bench.log == ["first begins", "first ends", "behind", 1, 0]
+            assert await bench.state(lanes, late[2].id) is DurableState.PARKED
+
+            failed = await bench.submitted(lanes, "bad", "again", session="t")
+            after = await bench.submitted(lanes, "echo", "after", session="t")
+            alone = await bench.submitted(lanes, "echo", "alone", delay=900)
+            assert await lanes.promote(alone.id)
+            assert await alone.wait() == "alone"
+            assert await lanes.promote(failed.id)  # it has kept its place
+            await bench.fails(failed, JobDeadError)
+            assert await after.wait() == "after"
+            assert bench.log[5:] == ["again", "alone", "again", "after"]
+            assert not await lanes.promote(failed.id)
 
     async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(
         self, bench: Bench

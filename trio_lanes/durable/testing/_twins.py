@@ -46,6 +46,7 @@ from ..acts.orders import (
     Clear,
     Configure,
     Pause,
+    Promote,
     Purge,
     PutFirst,
     Requeue,
@@ -98,7 +99,7 @@ ACTS: Final = (
     *("acquire", "acquire", "release", "release", "served", "served"),
     *("spend", "spend", "spend", "settle"),
     *("put first", "put first", "cancel", "abort", "clear", "pause", "resume", "configure"),
-    *("requeue", "requeue many", "purge", "list"),
+    *("requeue", "requeue many", "purge", "list", "promote"),
 )
 
 
@@ -155,7 +156,7 @@ class _Twin:
         return (
             *(self.job(status.id), status.name, status.session, status.lane, status.priority),
             *(status.key, status.state, status.why, until, status.attempt, status.crashes),
-            *(status.cancelling, status.error, status.instance is None),
+            *(status.cancelling, status.error, status.instance is None, status.timeout),
             *(self.run(run, status.submitted_at) for run in status.history),
         )
 
@@ -172,6 +173,7 @@ class _Twin:
             (
                 *(one.kind, one.lane, None if one.job is None else self.job(one.job)),
                 None if one.until is None else round(one.until - status.submitted_at, 3),
+                one.before,
             )
             for one in reasons
         ]
@@ -536,6 +538,9 @@ class _TwinLife:
 
     async def do_put_first(self) -> None:
         await self._of_job(PutFirst)
+
+    async def do_promote(self) -> None:
+        await self._of_job(Promote)
 
     async def do_abort(self) -> None:
         session = self.chance.choice(TWIN_SESSIONS)

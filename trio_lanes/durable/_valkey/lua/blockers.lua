@@ -4,8 +4,8 @@
 -- Functions that are called before the place that they have in blockers.py, too.
 local of_run, in_line, of_waiting, in_lane
 
-local function a_blocker(kind, lane, job, ends)
-  return { kind, lane, job or false, ends and ends < huge and int(ends) or false }
+local function a_blocker(kind, lane, job, ends, before)
+  return { kind, lane, job or false, ends and ends < huge and int(ends) or false, before or 0 }
 end
 
 function WRITES.blockers_of(id)
@@ -25,8 +25,11 @@ function of_run(job)
   if job.lent == 1 then
     found[1] = a_blocker('lent', job.lane)
   else
-    local refused = job.lent and Budget.new():return_refused_by(job)
-    found[1] = refused and a_blocker(refused[1], refused[2]) or nil
+    local budget = Budget.new()
+    local refused = job.lent and budget:return_refused_by(job)
+    if refused then
+      found[1] = a_blocker(refused[1], refused[2], budget:holder(refused[1], job.lane))
+    end
   end
   for _, request in ipairs(lines.of_instance(job.instance)) do
     if request.job == job.id and request.served == '0' then
@@ -124,11 +127,11 @@ function in_lane(job)
     local first = LaneTurn.new(lane, names, FairTurns.new(), budget):first()
     if first and first.id ~= job.id then
       is_next = false
-      add('order', lane, first.id)
+      add('order', lane, first.id, nil, ready_before(job))
     end
   end
   for _, refused in ipairs(budget:refused_by(lane)) do
-    add(refused[1], refused[2])
+    add(refused[1], refused[2], budget:holder(refused[1], lane))
   end
   for _, rate in ipairs(is_next and budget:rates_until(job) or {}) do
     add('rate', rate[1], nil, rate[2])

@@ -96,6 +96,18 @@ function Budget:refused_by(lane)
   return found
 end
 
+-- The job that has had a slot longest, of a lane, or of the lanes of its group; or nil.
+function Budget:holder(kind, lane)
+  local first, least = nil, huge
+  for _, one in ipairs(kind == 'concurrency' and { lane } or self:group(lane).lanes) do
+    local run = ask('ZRANGE', ROOT .. 'h:' .. one, 0, 0, 'WITHSCORES')
+    if run[1] and tonumber(run[2]) < least then
+      first, least = run[1], tonumber(run[2])
+    end
+  end
+  return first
+end
+
 function Budget:rates_allow(job)
   local at = -huge
   for _, owned in ipairs(self:meters_by_owner(job.lane)) do

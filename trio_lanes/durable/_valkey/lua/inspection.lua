@@ -26,16 +26,21 @@ function READS.all_lanes()
   return answer
 end
 
+-- A table as an answer can have it: {key, value, key, value...}.
+local function pairs_of(of)
+  local flat = {}
+  for key, value in pairs(of) do
+    flat[#flat + 1] = key
+    flat[#flat + 1] = value
+  end
+  return flat
+end
+
 function READS.all_groups()
   local answer = { 0 }
   for name, group in pairs((groups())) do
-    local reserve = {}
-    for member, tokens in pairs(group.reserve) do
-      reserve[#reserve + 1] = member
-      reserve[#reserve + 1] = tokens
-    end
     local most = group.c and int(group.c) or false
-    answer[#answer + 1] = { name, group.members, most, reserve, group.rates }
+    answer[#answer + 1] = { name, group.members, most, pairs_of(group.reserve), group.rates }
   end
   return answer
 end
@@ -56,9 +61,15 @@ function READS.all_instances()
   local flat = call('ZRANGE', ROOT .. 'in', 0, -1, 'WITHSCORES')
   for at = 1, #flat, 2 do
     local info = instance_of(flat[at])
+    local runs, of_lanes = ask('ZRANGE', ROOT .. 'run:' .. flat[at], 0, PAGE - 1), {}
+    find_all(runs)
+    for _, id in ipairs(runs) do
+      local lane = find(id).lane
+      of_lanes[lane] = (of_lanes[lane] or 0) + 1
+    end
     answer[#answer + 1] = {
       flat[at], info.host, info.pid, int(info.since), flat[at + 1], info.names,
-      ask('ZCARD', ROOT .. 'run:' .. flat[at]),
+      ask('ZCARD', ROOT .. 'run:' .. flat[at]), pairs_of(of_lanes),
     }
   end
   return answer
@@ -205,7 +216,7 @@ function _status_of(job)
     job.id, job.name, job.session or false, job.lane, job.priority, job.key or false, job.state,
     job.why or false, job.state == 'parked' and int(job.due), (job.attempts or 0) + (running and 1 or 0),
     job.crashes or 0, running and job.instance, running and job.cancel and 1 or 0, error,
-    int(job.submitted), attempts(job),
+    int(job.submitted), attempts(job), job.rest or false, int(now),
   }
 end
 

@@ -1,4 +1,4 @@
--- Orders of an operator: cancel, put first, clear, pause, resume, configure, requeue, purge.
+-- Orders of an operator: cancel, put first, promote, clear, pause, configure, requeue, purge.
 
 -- Functions that are called before the place that they have in orders.py, too.
 local known_lanes, check_unused, letters, open_session
@@ -45,6 +45,16 @@ function WITH_TICKET.put_first(id)
   end
   job.place = place
   put(job)
+  return { 0, 1 }
+end
+
+-- Make a parked job due now, and queue it as each job that becomes due.
+function WITH_TICKET.promote(id)
+  local job = find(id)
+  if not job or job.state ~= 'parked' then
+    return { 0, 0 }
+  end
+  promote_one(job)
   return { 0, 1 }
 end
 

@@ -239,6 +239,16 @@ function promote_session(session)
   end
 end
 
+-- Queue a parked job, behind the due jobs of its session.
+local function promote_one(job)
+  if job.session then
+    promote_session(job.session)
+  end
+  if job.state == 'parked' then  -- else it was due
+    _promote({ job.id })
+  end
+end
+
 function _promote(ids)
   for _, id in ipairs(ids) do
     local job = find(id)

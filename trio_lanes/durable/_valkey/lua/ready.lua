@@ -66,6 +66,19 @@ local function drop_list(lane, entry)
   end
 end
 
+-- How many jobs of its lane are before a job on ready lists: PAGE at most. All lists are written.
+local function ready_before(job)
+  local before = 0
+  for _, entry in ipairs(members(ROOT .. 'rn:' .. job.lane)) do
+    local priority = tonumber(string.match(entry, '^-?%d'))
+    local ends = priority > job.priority and '+inf' or '(' .. int(job.ready)
+    if priority >= job.priority then
+      before = before + call('ZCOUNT', ready_list(job.lane, entry), '-inf', ends)
+    end
+  end
+  return math.min(before, 1000)
+end
+
 local function join_tail(job)
   local lane, entry = job.lane, entry_of(job)
   TAILS[lane] = TAILS[lane] or {}

@@ -26,13 +26,16 @@ end
 
 -- The sorted sets, by id, that have all jobs of a selection.
 local function sets_of(of)
-  local keys, unended = {}, true
+  local keys, unended, waits = {}, true, true
   for state in string.gmatch(of.states, '%a+') do
+    waits = waits and (state == 'waiting' or state == 'parked')
     unended = unended and (state == 'waiting' or state == 'parked' or state == 'running')
     keys[#keys + 1] = (state == 'dead' or state == 'failed') and state or 'all'
   end
   if of.session and unended then
     return { 'si:' .. of.session }
+  elseif of.lane and waits then
+    return { 'w:' .. of.lane }
   end
   for _, key in ipairs(keys) do
     if key == 'all' then
