@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from ... import JobCancelledError, LaneClearedError
+from ... import Cause, JobCancelledError, LaneClearedError
 from ..._config import check as _check
 from .._contract.errors import (
     DurableJobError,
@@ -25,6 +25,9 @@ from .._runs.deadlock import wait_inside
 from .._runs.run import current_job
 from ..acts.inspection import StatusOf
 
+if TYPE_CHECKING:
+    from .lanes import DurableLanes
+
 
 @final
 class DurableJob:
@@ -34,11 +37,12 @@ class DurableJob:
       id: the job's number in its store, in the order of acceptance.
     """
 
-    __slots__ = ("__weakref__", "_cause", "_store", "id")
+    __slots__ = ("__weakref__", "_cause", "_lanes", "_store", "id")
 
-    def __init__(self, store: Store, id: int) -> None:
+    def __init__(self, store: Store, id: int, lanes: DurableLanes) -> None:
         self.id: Final = id
         self._store = store
+        self._lanes = lanes
         self._cause: tuple[str, BaseException] | None = None
         """The last exception of its handler in this process, with its JSON text."""
 
@@ -106,6 +110,10 @@ class DurableJob:
         if status is None:
             raise ResultGoneError(self.id)
         return status
+
+    async def root_causes(self) -> tuple[Cause, ...]:
+        """`DurableLanes.root_causes` of this job. A checkpoint."""
+        return await self._lanes.root_causes(self.id)
 
 
 @final

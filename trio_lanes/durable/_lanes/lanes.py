@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
 
-from ... import LaneConfig, LaneGroup, Lanes, resolve_global_lane
+from ... import Cause, LaneConfig, LaneGroup, Lanes, resolve_global_lane
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, session_key
 from .._contract.act import Act
@@ -55,6 +55,7 @@ from ..acts import inspection, orders
 from ..acts.jobs import Enqueue
 from ..acts.locks import ResetQuota
 from ..acts.runs import Send
+from .causes import root_causes
 from .ending import HasEnd
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
@@ -228,7 +229,7 @@ class DurableLanes(HasEnd):
         """Return the handle of any job, also of another process. Not a checkpoint."""
         job = self._jobs.get(id)
         if job is None:
-            job = DurableJob(self._store, _check.whole("id", id))
+            job = DurableJob(self._store, _check.whole("id", id), self)
             self._jobs.put(id, job)
         return job
 
@@ -621,6 +622,20 @@ class DurableLanes(HasEnd):
         runs = () if self._worker is None else self._worker.running
         waits = (wait.job for run in runs if run.id == id for wait in run._waiting_for)
         return (*found, *(DurableBlocker("job", job.lane, job.id) for job in waits))
+
+    async def root_causes(self, id: int) -> tuple[Cause, ...]:
+        """Return the roots of a job's wait: the reasons of `blocked_by`, each followed to its end.
+
+        ``str(cause)`` is a line for people, and ``cause.advice`` is what would help there.
+        ``cause.kind`` is that of a `DurableBlocker`; or ``"body"``: a job that runs and waits for
+        no other, as far as the store knows; ``"instance"``: no instance lives; ``"deadlock"``; or
+        ``"unknown"``, where the search was cut: at most 50 jobs are looked at. Empty if the job
+        does not wait, or the next step that has room for it starts it.
+
+        Raises:
+          ResultGoneError: if the store does not know the job.
+        """
+        return await root_causes(self, _check.whole("id", id))
 
     async def queue(self, session: str, limit: int = 100) -> list[QueuedJob]:
         """Return the oldest waiting, parked and running jobs of a session, with their payloads.

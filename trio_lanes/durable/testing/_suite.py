@@ -11,6 +11,7 @@ from ._accept import AcceptStories
 from ._again import AgainStories
 from ._bench import REAL_PAUSE, MakeStore
 from ._blockers import BlockerStories
+from ._causes import CauseStories
 from ._control import ControlStories
 from ._crash import CrashStories
 from ._limits import LimitStories
@@ -51,6 +52,7 @@ def durable_store_suite(
         LimitStories,
         TemplateStories,
         BlockerStories,
+        CauseStories,
         TakeStories,
         CrashStories,
         LockStories,

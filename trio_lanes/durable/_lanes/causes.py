@@ -1,0 +1,255 @@
+"""`DurableLanes.root_causes`: from a job along the reasons of its wait to those that wait for none.
+
+It asks the store for the reasons of one job after the other, so it has no rule of its own. All
+reasons of a job hold it, and each is followed. Of the jobs before it in the line of its lane it
+needs no more than their number: what holds the first holds them all. Of the runs that have the
+slots of a lane it knows the one that has had its slot longest. The store may change between two
+questions; the search is bounded, and says where it was cut.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from typing import TYPE_CHECKING, Final, TypeAlias, final
+
+from ... import Cause
+from ..._config.names import SESSION_PREFIX, template_of
+from ..._config.reasons import REMEDIES, in_words
+from ..._limits.rate import REQUESTS
+from .._contract.errors import ResultGoneError
+from .._contract.protocol import PAGE
+from .._contract.records import DurableBlocker, DurableStatus, GroupLimit, InstanceInfo, LaneLimit
+from .._contract.state import RUNNING, WAITING
+
+if TYPE_CHECKING:
+    from .lanes import DurableLanes
+
+_MOST_ASKED: Final = 50
+_OVERDUE_AFTER: Final = 10.0
+"""Seconds by which a run is past its timeout when that is said."""
+
+_Way: TypeAlias = tuple[tuple[int, str], ...]
+"""The jobs on the way to a root, and what each is to the one before."""
+
+_RELATIONS: Final = {
+    "session": "of its session",
+    "order": "of its session",
+    "lock": 'with the lock "{lane}"',
+    "quota": 'first for the quota "{lane}"',
+    "job": "that it waits for",
+}
+"""What `DurableBlocker.job` is to the job, by the kinds of reasons that lead on."""
+
+_ROOTS: Final = {
+    "pause": 'pause of "{lane}"',
+    "delay": "its delay",
+    "retry": "its next attempt",
+    "suspect": "one more crash could make it dead, so it waits for an instance that runs few jobs",
+    "reservation": 'tokens of the group "{lane}": those left are reserved for other lanes',
+    "lent": "it has lent its slot",
+    "lock": 'the lock "{lane}", which a task outside of a job has',
+}
+"""The roots of which the reason says all."""
+
+
+async def root_causes(lanes: DurableLanes, id: int) -> tuple[Cause, ...]:
+    """Return the roots of the wait of a job."""
+    status = await lanes.job(id).status()
+    found = await _Search(lanes, status).of(id, ((id, ""),))
+    # where the slots of a lane hold a job, they hold the first of its line, which says more
+    return tuple({(one.chain, one.kind, one.lane): one for one in reversed(found)}.values())[::-1]
+
+
+def lives(info: InstanceInfo, now: float) -> bool:
+    """Whether an instance may claim jobs: it has its lease, and if it is here, its process exists.
+
+    A store with a lock in place of leases lists an instance that was killed until the next.
+    """
+    if info.host == socket.gethostname():
+        try:
+            os.kill(info.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it exists, and belongs to another user
+    return info.lease_until > now
+
+
+@final
+class _Search:
+    """One search, from the job with a status."""
+
+    def __init__(self, lanes: DurableLanes, status: DurableStatus) -> None:
+        self._lanes: Final = lanes
+        self._now: Final = status.seen_at
+        self._left = _MOST_ASKED
+
+    async def of(self, id: int, way: _Way, before: int = 0) -> list[Cause]:
+        """Return the roots of the wait of a job, the last of ``way`` or ``before`` it in line."""
+        self._left -= 1
+        if self._left < 0:
+            return [_cause(way, "unknown", "", "...")]
+        try:
+            reasons = await self._lanes.blocked_by(id)
+            status = await self._lanes.job(id).status()
+        except ResultGoneError:
+            if len(way) == 1 and not before:
+                raise
+            return []  # it has ended meanwhile
+        found: list[Cause] = []
+        for one in reasons:
+            found += await self._follow(one, status, way, before)
+        if reasons or status.state not in (WAITING, RUNNING):
+            return found
+        info = await self._instance(status)
+        if status.state is RUNNING and len(way) > 1:
+            return [self._body(status, info, way)]
+        if status.state is WAITING and info is None:
+            return [_no_instance(way, status.lane)]
+        return []
+
+    async def _follow(
+        self, one: DurableBlocker, status: DurableStatus, way: _Way, before: int
+    ) -> list[Cause]:
+        """Return the roots of one reason of the job with a status."""
+        kind, lane, job = one.kind, one.lane, one.job
+        seconds = None if one.until is None else max(0.0, one.until - self._now)
+        if kind == "order" and not lane.startswith(SESSION_PREFIX):
+            assert job is not None
+            turn = _cause(way, "order", lane, f'its turn in "{lane}"{_more(one.before)}')
+            return await self.of(job, way, one.before) or [turn]
+        if kind in _RELATIONS and job is not None:
+            return await self._next(job, _RELATIONS[kind].format(lane=lane), way)
+        if kind == "dead":
+            assert job is not None
+            dead = await self._lanes.job(job).status()
+            root = f"{job} {dead.name!r} of its session, which is dead: {dead.error}"
+            return [_cause(way, kind, lane, root, jobs=(job,), advice=f"requeue or purge {job}")]
+        if kind == "handler":
+            if not [info for info in await self._lanes.instances() if lives(info, self._now)]:
+                return [_no_instance(way, lane)]
+            root = f"no live instance has the handler {status.name!r}"
+            advice = f"start a worker with the handler {status.name!r}"
+            return [_cause(way, kind, lane, root, advice=advice)]
+        if kind == "rate":
+            return [await self._rate(lane, seconds, way, before)]
+        if kind == "quota":
+            return [await self._quota(lane, seconds, way)]
+        if kind in ("concurrency", "group"):
+            return await self._slots(kind, lane, job, way, before)
+        root = _ROOTS[kind].format(lane=lane)
+        if kind == "retry":
+            last = status.history[-1]
+            root += f", after {last.number} {'has' if last.number == 1 else 'have'} failed"
+            root += "" if last.error is None else f" ({last.error})"
+        advice = f"promote {way[-1][0]}" if kind in ("delay", "retry") else None
+        if kind == "lent":
+            info = await self._instance(status)
+            root += "" if info is None else f" on {info.host} {info.pid}"
+        return [_cause(way, kind, lane, root, seconds=seconds, advice=advice)]
+
+    async def _next(self, job: int, relation: str, way: _Way) -> list[Cause]:
+        seen = [id for id, _ in way]
+        if job in seen:
+            circle = tuple(seen[seen.index(job) :])
+            root = f"deadlock of {', '.join(map(str, circle))}"
+            advice = "cancel one of them, and take locks in one order"
+            return [_cause(way, "deadlock", "", root, jobs=circle, advice=advice)]
+        return await self.of(job, (*way, (job, relation)))
+
+    async def _slots(
+        self, kind: str, lane: str, holder: int | None, way: _Way, before: int
+    ) -> list[Cause]:
+        what = f'slots of "{lane}"' if kind == "concurrency" else f'tokens of the group "{lane}"'
+        if holder is None:
+            return [_cause(way, kind, lane, f"{what}: it has none")]
+        limit = await self._limit(lane, of_group=kind == "group")
+        most = math.inf if limit is None else limit.concurrency
+        root, advice = f"{what}: all {most} in use", REMEDIES[kind].format(lane=lane)
+        found = await self._next(holder, f'with a slot of "{lane}"', way)
+        own = [one for one in found if one.kind == "body" and len(one.chain) == len(way)]
+        for body in own:
+            root += f", longest by {holder}: {body.root}"
+            advice += f", or {body.advice}"
+        waits = [one for one in found if one not in own]
+        if waits and most == 1:
+            return waits
+        slots = _cause(way, kind, lane, root + _more(before), jobs=(holder,), advice=advice)
+        return [slots, *waits]
+
+    def _body(self, status: DurableStatus, info: InstanceInfo | None, way: _Way) -> Cause:
+        """Return the root of a run that waits for nothing, as far as the store knows."""
+        run = status.history[-1]
+        since = self._now - run.started_at
+        root = f"{status.name!r} runs on {run.host} {run.pid} for {in_words(since)}"
+        advice = f"cancel {status.id}"
+        if info is None:
+            root = f"{status.name!r} ran on {run.host} {run.pid}, which is gone"
+            advice = "start a worker, which gives it back"
+        elif status.cancelling:
+            root += ", although it was asked to stop"
+            advice = f"reset the lanes of {run.host} {run.pid}, or restart it"
+        elif since > status.timeout + _OVERDUE_AFTER:
+            root += f", past its timeout of {in_words(status.timeout)}"
+            advice = f"reset the lanes of {run.host} {run.pid}, or restart it"
+        return _cause(way, "body", status.lane, root, jobs=(status.id,), advice=advice)
+
+    async def _instance(self, status: DurableStatus) -> InstanceInfo | None:
+        """Return the live instance that runs a job; or of a job that waits, one that lives."""
+        for info in await self._lanes.instances():
+            if status.instance in (None, info.id) and lives(info, self._now):
+                return info
+        return None
+
+    async def _limit(self, name: str, *, of_group: bool = False) -> LaneLimit | GroupLimit | None:
+        """Return the limits of a lane, or of a group."""
+        lanes = {} if of_group else await self._lanes.limits()
+        label = name if name in lanes else template_of(name, lanes)
+        return (await self._lanes.groups()).get(name) if label is None else lanes[label]
+
+    async def _rate(self, name: str, seconds: float | None, way: _Way, before: int) -> Cause:
+        limit = await self._limit(name)
+        rates = () if limit is None else limit.rates
+        root = f'rate of "{name}": {", ".join(rate.in_words for rate in rates)}{_more(before)}'
+        assert seconds is not None
+        counted = [rate for rate in rates if rate.unit == REQUESTS]
+        later = max((rate.per / rate.limit * before for rate in counted), default=0.0)
+        # what starts before it may cost more of another unit, and is not known if it is too much
+        known = before < PAGE and (len(counted) == len(rates) or not before)
+        return _cause(way, "rate", name, root, seconds=seconds + later if known else None)
+
+    async def _quota(self, name: str, seconds: float | None, way: _Way) -> Cause:
+        quotas = (await self._lanes.statistics()).quotas
+        levels = next((one.levels for one in quotas if one.name == name), ())
+        used = ", ".join(f"{level.used:,} used of {level.limit.in_words}" for level in levels)
+        advice = f'raise the limit of the quota "{name}", or reset it'
+        return _cause(way, "quota", name, f'quota "{name}": {used}', seconds=seconds, advice=advice)
+
+
+def _no_instance(way: _Way, lane: str) -> Cause:
+    return _cause(way, "instance", lane, "no instance lives", advice="start a worker")
+
+
+def _more(before: int) -> str:
+    """Return how many jobs are before it, in words."""
+    if before >= PAGE:
+        return f", {PAGE:,} or more before it"
+    return f", {before:,} before it" if before else ""
+
+
+def _cause(
+    way: _Way,
+    kind: str,
+    lane: str,
+    root: str,
+    *,
+    jobs: tuple[int, ...] = (),
+    seconds: float | None = None,
+    advice: str | None = None,
+) -> Cause:
+    """Return the root ``kind`` at the end of ``way``."""
+    if advice is None and kind in REMEDIES:
+        advice = REMEDIES[kind].format(lane=lane)
+    return Cause(way[0][0], kind, lane, root, way[1:], jobs, seconds, advice)
