@@ -277,6 +277,10 @@ class DurableAttempt:
     died, or did not answer for longer than its lease); None: it runs."""
     error: str | None
     """Why it failed, in one line."""
+    due_at: float | None = None
+    """Until when the job had waited before it for ``due_by``, in Unix time."""
+    due_by: str | None = None
+    """``"delay"``, ``"retry"``, or ``"session"``: other jobs were before it; None: for none."""
 
 
 @final
@@ -326,6 +330,10 @@ class DurableStatus:
     """Unix time."""
     history: tuple[DurableAttempt, ...] = ()
     """The last ten runs of the job, the oldest first; the running one is among them."""
+    waits: Mapping[str, float] = attrs.field(factory=dict)
+    """Where its waits went, until now, in seconds by cause: ``"delay"``, ``"retry"`` (back-off),
+    ``"session"`` (other jobs were before it; not told apart if it was delayed or parked as well),
+    ``"queue"``: the rest. It does not include what came before the last ten runs."""
     timeout: float = math.inf
     """Seconds that an attempt may run."""
     seen_at: float = attrs.field(default=0.0, eq=False)

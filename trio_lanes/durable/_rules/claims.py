@@ -193,7 +193,7 @@ class Claims:
             instance=instance,
             fence=fence,
             lent=HOLDS_SLOT,
-            history=begun(job.history, job.attempts + 1, fence, self._here, queues.now),
+            history=begun(job, fence, self._here, queues.now),
         )
         return claim_of(job)
 

@@ -1,16 +1,20 @@
 """The history of a job's runs, as a store of tables keeps it: a line of JSON for each run.
 
 A claim adds a line, in which the end is open; the end of the run completes it. So a run costs no
-parsing. The lines of the last `KEPT` runs are kept.
+parsing. The lines of the last `KEPT` runs are kept. The begin is a time, or for a job that was not
+due at once an array: the time, when it was due, and by what.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 from .._contract.records import DurableAttempt
+from .job_record import JobRecord
 
 KEPT: Final = 10
 """How many runs of a job are remembered."""
@@ -30,14 +34,16 @@ def process_key(host: str, pid: int) -> str:
     return f"{json.dumps(host)},{pid}"
 
 
-def begun(history: str, number: int, fence: int, where: str, now: float) -> str:
-    """Add a run that begins now.
+def begun(job: JobRecord, fence: int, where: str, now: float) -> str:
+    """Return the history of a job with a run that begins now.
 
     Args:
-      number: the number of the attempt.
       where: from `process_key`.
     """
-    line = f"[{number},{fence},{where},{_text_of(now)}{_OPEN}"
+    history, begin = job.history, _text_of(now)
+    if job.why is not None:
+        begin = f'[{begin},{job.due!r},"{job.why}"]'
+    line = f"[{job.attempts + 1},{fence},{where},{begin}{_OPEN}"
     if not history:
         return line
     return "\n".join([*history.split("\n")[1 - KEPT :], line])
@@ -61,7 +67,44 @@ def forgiven(history: str, fence: int) -> str:
 
 def attempts(history: str) -> tuple[DurableAttempt, ...]:
     """Return the runs, the oldest first."""
-    return tuple(DurableAttempt(*json.loads(line)) for line in history.splitlines())
+    return tuple(map(_attempt, history.splitlines()))
+
+
+def _attempt(line: str) -> DurableAttempt:
+    number, fence, host, pid, begin, *end = json.loads(line)
+    begin, *due = begin if isinstance(begin, list) else (begin,)
+    return DurableAttempt(number, fence, host, pid, begin, *end, *due)
+
+
+def waits_of(
+    submitted_at: float,
+    runs: Sequence[DurableAttempt],
+    due: float | None,
+    why: str | None,
+    until: float | None,
+) -> dict[str, float]:
+    """Return the seconds that a job has waited, by cause: see `DurableStatus.waits`.
+
+    Args:
+      due: until when it waits, or has waited, for ``why`` since its last run.
+      until: now, if it waits; else None.
+    """
+    waits: defaultdict[str, float] = defaultdict(float)
+    since: float | None = submitted_at
+    if len(runs) == KEPT and runs[0].number > 1:
+        since = None  # the runs before are not known
+    spans = [(run.started_at, run.due_at, run.due_by, run.ended_at) for run in runs]
+    if until is not None:
+        spans.append((until, due, why, None))
+    for start, due_at, cause, end in spans:
+        if since is not None:
+            free = since if due_at is None else min(max(since, due_at), start)
+            if cause is not None and free > since:
+                waits[cause] += free - since
+            if start > free:
+                waits["queue"] += start - free
+        since = end
+    return dict(waits)
 
 
 def error_type(outcome: str) -> str:

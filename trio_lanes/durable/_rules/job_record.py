@@ -46,8 +46,10 @@ class JobRecord:
     ready: int | None = None
     shelf: int = 0
     due: float | None = None
-    """When a parked job is due; when the store forgets an ended job."""
+    """When a parked job is due; of a job that waits or runs, when it was, or when its session was
+    free; when the store forgets an ended job."""
     why: str | None = None
+    """By what it was due: ``"delay"``, ``"retry"`` or ``"session"``; None: at once."""
     attempts: int = 0
     crashes: int = 0
     crashes_alone: int = 0

@@ -103,7 +103,11 @@ class Queues:
         if session is not None:
             head = self.tables.head(session)
             if head is not None and head.state is WAITING and head.ready is None:
-                self.list_ready(head)
+                self._set_ready(head)
+                changes: dict[str, object] = {"ready": head.ready, "shelf": head.shelf}
+                if head.due is None:  # its wait for the session is over
+                    changes |= {"due": self.now, "why": "session"}
+                self.tables.update(head, **changes)
 
     # ---- out of RUNNING, and out of a queue
 
@@ -286,7 +290,8 @@ class Queues:
                 self.append(job)
             else:
                 self._set_ready(job)
-            self._wait_again(job, due=None, why=None)
+            assert job.due is not None
+            self._wait_again(job, due=min(job.due, self.now))  # until when it was parked
 
     def _wait_again(self, job: JobRecord, **changes: object) -> None:
         """Write a job that waits now, with the places that its record has got."""

@@ -45,7 +45,7 @@ from .._contract.records import (
 from .._contract.state import DurableState
 from .._rules import rates
 from .._rules.engine import digest
-from .._rules.history import LONGEST_ERROR, error_type, in_one_line
+from .._rules.history import LONGEST_ERROR, error_type, in_one_line, waits_of
 from .._rules.request import Request
 from ..acts import VERBS
 from ..acts.inspection import statistics_of
@@ -174,11 +174,12 @@ def step_of(answer: Sequence[Any]) -> Step:
 def status_of(data: Sequence[Any]) -> DurableStatus:
     """Return the status of a job."""
     id, name, session, lane, priority, key, state, why, until, attempt, crashes = data[:11]
-    instance, cancelling, error, submitted, runs, rest, seen = data[11:]
+    instance, cancelling, error, submitted, runs, rest, seen, due = data[11:]
     timeout, *_ = json.loads(rest) if rest else (None,)
     if error is not None:
         read = json.loads(error)
         error = f"{read['type']}: {read['message']}"
+    history, waits = tuple(map(_attempt, runs)), state in ("waiting", "parked")
     return DurableStatus(
         id=int(id),
         name=name,
@@ -187,7 +188,7 @@ def status_of(data: Sequence[Any]) -> DurableStatus:
         priority=priority,
         key=key,
         state=DurableState(state),
-        why=why,
+        why=why if until is not None else None,
         until=seconds(until),
         attempt=attempt,
         crashes=crashes,
@@ -195,17 +196,19 @@ def status_of(data: Sequence[Any]) -> DurableStatus:
         cancelling=bool(cancelling),
         error=error,
         submitted_at=a_time(submitted),
-        history=tuple(map(_attempt, runs)),
+        history=history,
+        waits=waits_of(
+            a_time(submitted), history, seconds(due), why, a_time(seen) if waits else None
+        ),
         timeout=math.inf if timeout is None else timeout,
         seen_at=a_time(seen),
     )
 
 
 def _attempt(data: Sequence[Any]) -> DurableAttempt:
-    number, fence, host, pid, started, ended, how, error = data
-    return DurableAttempt(
-        number, fence, host, int(pid), a_time(started), seconds(ended), how, error
-    )
+    number, fence, host, pid, started, ended, how, error, due, by = data
+    times = a_time(started), seconds(ended)
+    return DurableAttempt(number, fence, host, int(pid), *times, how, error, seconds(due), by)
 
 
 def _texts(data: Sequence[Any]) -> JobTexts:

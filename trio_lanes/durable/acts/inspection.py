@@ -35,7 +35,7 @@ from .._contract.records import (
 from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
 from .._rules.blockers import blockers
 from .._rules.claims import bytes_of, is_paused
-from .._rules.history import attempts
+from .._rules.history import attempts, waits_of
 from .._rules.job_record import ON_LIST, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.queues import Queues
@@ -216,7 +216,9 @@ class Repair(PortionedAct, long=True):
 
 def _status_of(job: JobRecord, now: float) -> DurableStatus:
     """Return the public status of a job."""
-    error = None
+    error, runs, due, why = None, attempts(job.history), job.due, job.why
+    if job.state is WAITING and job.ready is None and due is None:
+        due, why = now, "session"  # as `Queues.list_next_head` will write it
     if job.state in (DEAD, FAILED) and job.outcome is not None:
         failure = json.loads(job.outcome)
         error = f"{failure['type']}: {failure['message']}"
@@ -228,7 +230,7 @@ def _status_of(job: JobRecord, now: float) -> DurableStatus:
         priority=job.priority,
         key=job.key,
         state=job.state,
-        why=job.why,
+        why=job.why if job.state is PARKED else None,
         until=job.due if job.state is PARKED else None,
         attempt=job.attempts + (job.state is RUNNING),
         crashes=job.crashes,
@@ -236,7 +238,14 @@ def _status_of(job: JobRecord, now: float) -> DurableStatus:
         cancelling=job.state is RUNNING and job.cancel is not None,
         error=error,
         submitted_at=job.submitted_at,
-        history=attempts(job.history),
+        history=runs,
+        waits=waits_of(
+            job.submitted_at,
+            runs,
+            due,
+            why,
+            now if job.state in (WAITING, PARKED) else None,
+        ),
         timeout=job.timeout,
         seen_at=now,
     )

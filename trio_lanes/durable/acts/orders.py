@@ -281,7 +281,9 @@ class Requeue(PortionedAct):
         jobs = _letters(queues, self.of, after, limit)
         for job in jobs:
             queues.tables.update(
-                job, attempts=0, crashes=0, crashes_alone=0, crashed_with=0, cancel=None, due=None
+                job,
+                **dict.fromkeys(("attempts", "crashes", "crashes_alone", "crashed_with"), 0),
+                **dict.fromkeys(("cancel", "due", "why")),
             )
             queues.revive(job)
         return _portion(jobs, limit)

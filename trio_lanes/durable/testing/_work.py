@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -426,3 +427,53 @@ class WorkStories:
             bench.gate("lend").set()
             # nothing else happens that could wake a worker: no call, and no passage of time
             await job.wait()
+
+    async def test_the_status_says_where_the_wait_went(self, bench: Bench) -> None:
+        async def fails_once(payload: Any) -> None:
+            if this_run().attempt == 1:
+                raise ValueError("no")
+
+        def rounded(waits: Mapping[str, float]) -> dict[str, int]:
+            found = {cause: round(seconds) for cause, seconds in waits.items()}
+            return {cause: seconds for cause, seconds in found.items() if seconds}
+
+        policy = RetryPolicy(max_attempts=3, backoff=(100.0, 100.0), jitter=0.0)
+        handlers = {"fails once": fails_once}
+        async with bench.lanes(lanes={"main": 9}, retry=policy, handlers=handlers) as lanes:
+            head = await lanes.submit("gate", "head", session="s")
+            second = await bench.submitted(lanes, "gate", "second", session="s")
+            late = await lanes.submit("gate", "late", delay=20)
+            retried = await bench.submitted(lanes, "fails once")
+            assert rounded((await second.status()).waits) == {}
+            if not bench.virtual:
+                return
+            await lanes.pause("main")
+            await bench.advance(30, lanes)
+            assert rounded((await head.status()).waits) == {}
+            assert rounded((await second.status()).waits) == {"session": 30}
+            assert rounded((await late.status()).waits) == {"delay": 20, "queue": 10}
+            assert rounded((await retried.status()).waits) == {"retry": 30}
+            await bench.opened(lanes, "head")
+            await bench.advance(4, lanes)
+            assert rounded((await second.status()).waits) == {"session": 30, "queue": 4}
+            await lanes.resume("main")
+            await bench.settle(lanes)
+            await bench.advance(70, lanes)
+            bench.open("second", "late")
+            await retried.wait()
+            await bench.settle(lanes)
+            for job, waits, by in (
+                (head, {}, [None]),
+                (second, {"session": 30, "queue": 4}, ["session"]),
+                (late, {"delay": 20, "queue": 14}, ["delay"]),
+                (retried, {"retry": 100, "queue": 4}, [None, "retry"]),
+            ):
+                status = await job.status()
+                if job is not retried:
+                    assert rounded(status.waits) == waits
+                assert [run.due_by for run in status.history] == by
+                runs = sum((run.ended_at or 0) - run.started_at for run in status.history)
+                ended_at = status.history[-1].ended_at
+                assert ended_at is not None
+                all_of_it = ended_at - status.submitted_at
+                assert abs(sum(status.waits.values()) + runs - all_of_it) < 0.001

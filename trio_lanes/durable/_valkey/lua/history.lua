@@ -1,5 +1,6 @@
 -- The history of a job's runs: `runs` of its record, the oldest first, at most KEPT. Each is {attempt,
--- fence, host, pid, begin, end, how, error}; while it runs the last three are false.
+-- fence, host, pid, begin, end, how, error, due, by what}; of these, the end, how and the error are false
+-- while it runs; the last two are there if the job was not due at once.
 
 local KEPT = 10
 
@@ -11,6 +12,7 @@ local function begun(job, info)
   end
   runs[#runs + 1] = {
     (job.attempts or 0) + 1, job.fence, info.host, info.pid, now, false, false, false,
+    job.why and job.due, job.why,
   }
 end
 
@@ -35,6 +37,7 @@ local function attempts(job)
   for at, run in ipairs(job.runs or {}) do
     shown[at] = {
       run[1], run[2], run[3], run[4], int(run[5]), run[6] and int(run[6]), run[7], run[8],
+      run[10] and int(run[9]) or false, run[10] or false,
     }
   end
   return shown

@@ -208,15 +208,19 @@ function WITH_TICKET.repair(after)
 end
 
 function _status_of(job)
-  local running, error = job.state == 'running', false
+  local running, error, due, why = job.state == 'running', false, job.due, job.why
+  if job.state == 'waiting' and not job.ready and not due then
+    due, why = now, 'session'  -- as `list_next_head` will write it
+  end
   if job.state == 'dead' or job.state == 'failed' then
     error = text_of(ROOT .. 'o:' .. job.id)
   end
   return {
     job.id, job.name, job.session or false, job.lane, job.priority, job.key or false, job.state,
-    job.why or false, job.state == 'parked' and int(job.due), (job.attempts or 0) + (running and 1 or 0),
+    why or false, job.state == 'parked' and int(job.due), (job.attempts or 0) + (running and 1 or 0),
     job.crashes or 0, running and job.instance, running and job.cancel and 1 or 0, error,
     int(job.submitted), attempts(job), job.rest or false, int(now),
+    due and int(due),
   }
 end
 

@@ -296,7 +296,7 @@ function WITH_TICKET.requeue(arguments)
   local jobs, after = letters(arguments)
   for _, job in ipairs(jobs) do
     job.attempts, job.crashes, job.alone, job.crashed_with = nil, nil, nil, nil
-    job.cancel, job.due = nil, nil
+    job.cancel, job.due, job.why = nil, nil, nil
     revive(job)
   end
   return { 0, #jobs, after }

@@ -52,6 +52,9 @@ end
 local function list_next_head(session)
   local head = session and head_of(session)
   if head and head.state == 'waiting' and not head.ready then
+    if not head.due then  -- its wait for the session is over
+      head.due, head.why = now, 'session'
+    end
     list_ready(head)
   end
 end
@@ -257,7 +260,7 @@ function _promote(ids)
     else
       append(job)
     end
-    job.state, job.due, job.why = 'waiting', nil, nil
+    job.state, job.due = 'waiting', math.min(job.due, now)  -- until when it was parked
     put(job)
   end
 end
