@@ -2,7 +2,8 @@
 
 A job with an ``on_wait`` or a ``warn_after`` of its own has a timer of its own. All other jobs of a
 lane share one timer, set for the oldest wait, which only writes to the log: at most one line for
-each lane and ``warn_after`` seconds, and another when the longest wait is twice as long. A job that
+each lane and ``warn_after`` seconds, and another when the longest wait is twice as long. It says
+nothing where rates and pauses alone hold that job: they do what they are for. A job that
 wants the slot back that it has lent counts among them, since it waits as long if limits were
 lowered, or the holders of the slots wait. While an instrument has the hook ``job_waiting_long``,
 they share one more timer, set for the next job for which the hook is to be called.
@@ -127,18 +128,14 @@ class WaitWarnings:
             waited = now - oldest._waiting_since
             self._quiet[lane.name] = now, now + max(_pause(lane), waited)
             self._drop_what_is_over(now)
+            causes = oldest.root_causes()
+            if {cause.kind for cause in causes} <= {"rate", "pause"}:
+                return
+            wanted = len(lane.slot_requests)
             logger.warning(
-                "lane %r: %d waiting%s, the longest for %.1f s; %s; "
-                "blocked_by() of job %d %r says why",
-                lane.name,
-                lane.waiting,
-                f", lent slots wanted back: {len(lane.slot_requests)}"
-                if lane.slot_requests
-                else "",
-                waited,
-                _use(lane),
-                oldest.id,
-                oldest.name,
+                "lane %r: %d waiting%s, the longest for %.1f s; %r, job %s",
+                *(lane.name, lane.waiting, f", lent slots wanted back: {wanted}" * bool(wanted)),
+                *(waited, oldest.name, ", and ".join(map(str, causes))),
             )
 
     def _quiet_until(self, lane: LaneActor) -> float:
@@ -168,11 +165,3 @@ def _due(job: AnyJob) -> float:
 def _pause(lane: LaneActor) -> float:
     """Return the seconds between two lines about ``lane``: 1 for a ``warn_after`` next to 0."""
     return lane.config.warn_after if lane.config.warn_after >= _LEAST else 1.0
-
-
-def _use(lane: LaneActor) -> str:
-    """Return how much of ``lane`` is in use, for the log."""
-    if lane.paused:
-        return "it is paused"
-    limiter = lane.limiter
-    return f"slots in use: {limiter.borrowed_tokens} of {limiter.total_tokens}"

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.support.track import Steps, Track
-from trio_lanes import Job, JobState, LaneConfig, open_lanes
+from trio_lanes import Job, JobState, LaneConfig, RateLimit, open_lanes
 
 HOUR = 3600.0
 
@@ -32,20 +32,51 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().partition(";")[0] for record in caplog.records]
 
 
-async def test_a_warning_names_the_oldest_job_and_says_how_many_slots_are_in_use(
+async def test_a_warning_names_the_oldest_job_and_the_root_of_its_wait(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with open_lanes({"main": 1, "cron": LaneConfig(concurrency=3, paused=True)}) as lanes:
+    async with open_lanes({"main": 1, "cron": 9}) as lanes:
+        lanes.start_soon(trio.sleep, 3, session="alice")
+        lanes.start_soon(trio.sleep, 0, name="reply")
+        lanes.start_soon(trio.sleep, 0, lane="cron", name="report", session="alice")
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "lane 'cron': 1 waiting, the longest for 2.0 s; 'report', "
+        "job 3 ← 1 of its session ← its body, for 2.0 s",
+        "lane 'main': 1 waiting, the longest for 2.0 s; 'reply', "
+        'job 2 ← slots of "main": 1 of 1 in use, longest by 1 for 2.0 s',
+    ]
+
+
+async def test_a_warning_names_all_that_holds_the_oldest_job(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    rate = RateLimit(1, algorithm="sliding")
+    async with open_lanes({"main": LaneConfig(rate=rate)}) as lanes:
         lanes.start_soon(trio.sleep, 3)
         lanes.start_soon(trio.sleep, 0, name="reply")
-        lanes.start_soon(trio.sleep, 0, lane="cron", name="report")
-        await trio.sleep(2.5)
-        lanes.lane("cron").resume()
-    assert sorted(record.getMessage() for record in caplog.records) == [
-        "lane 'cron': 1 waiting, the longest for 2.0 s; it is paused; "
-        "blocked_by() of job 3 'report' says why",
-        "lane 'main': 1 waiting, the longest for 2.0 s; slots in use: 1 of 1; "
-        "blocked_by() of job 2 'reply' says why",
+    assert [record.getMessage() for record in caplog.records] == [
+        "lane 'main': 1 waiting, the longest for 2.0 s; 'reply', "
+        'job 2 ← slots of "main": 1 of 1 in use, longest by 1 for 2.0 s, '
+        'and 2 ← rate of "main": 1 a minute, in about 58 s'
+    ]
+
+
+async def test_where_rates_and_pauses_alone_hold_the_oldest_job_the_log_is_silent(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = LaneConfig(concurrency=2, rate=RateLimit(1, algorithm="sliding"))
+    async with open_lanes({"main": 9, "provider": provider}) as lanes:
+        for _ in range(2):
+            lanes.start_soon(trio.sleep, 0, lane="provider", session="alice")
+        lanes.start_soon(trio.sleep, 0, session="alice")
+        lanes.pause_for("main", 30)
+        await trio.sleep(59)
+        assert lines(caplog) == []
+        lanes.start_soon(trio.sleep, 100, lane="main", session="alice", priority=1)
+        await trio.sleep(6)
+    # then a body holds both
+    assert sorted(lines(caplog))[1::2] == [
+        f"lane {lane!r}: 1 waiting, the longest for 64.0 s" for lane in ("main", "provider")
     ]
 
 

@@ -364,7 +364,7 @@ async def test_a_job_that_waits_for_its_slot_in_vain_says_that_a_limit_was_lower
         f"lane 'main': 0 waiting, lent slots wanted back: 1, the longest for {waited} s"
         for waited in ("2.0", "4.0")
     ]
-    assert all("blocked_by() of job 2 'child' says why" in line for line in said)
+    assert all("; 'child', job 2 ← " in line for line in said)
 
 
 async def test_a_job_whose_slot_will_come_back_names_who_keeps_it_and_no_limit(
