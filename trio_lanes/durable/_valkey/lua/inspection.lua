@@ -220,7 +220,7 @@ function _status_of(job)
     why or false, job.state == 'parked' and int(job.due), (job.attempts or 0) + (running and 1 or 0),
     job.crashes or 0, running and job.instance, running and job.cancel and 1 or 0, error,
     int(job.submitted), attempts(job), job.rest or false, int(now),
-    due and int(due),
+    due and int(due) or false,
   }
 end
 
