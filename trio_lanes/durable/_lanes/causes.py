@@ -144,11 +144,11 @@ class _Search:
             last = status.history[-1]
             root += f", after {last.number} {'has' if last.number == 1 else 'have'} failed"
             root += "" if last.error is None else f" ({last.error})"
-        advice = f"promote {way[-1][0]}" if kind in ("delay", "retry") else None
+        remedy = f"promote {way[-1][0]}" if kind in ("delay", "retry") else None
         if kind == "lent":
             info = await self._instance(status)
             root += "" if info is None else f" on {info.host} {info.pid}"
-        return [_cause(way, kind, lane, root, seconds=seconds, advice=advice)]
+        return [_cause(way, kind, lane, root, seconds=seconds, advice=remedy)]
 
     async def _next(self, job: int, relation: str, way: _Way) -> list[Cause]:
         seen = [id for id, _ in way]
@@ -167,34 +167,35 @@ class _Search:
             return [_cause(way, kind, lane, f"{what}: it has none")]
         limit = await self._limit(lane, of_group=kind == "group")
         most = math.inf if limit is None else limit.concurrency
-        root, advice = f"{what}: all {most} in use", REMEDIES[kind].format(lane=lane)
+        root, remedy = f"{what}: all {most} in use", REMEDIES[kind].format(lane=lane)
         found = await self._next(holder, f'with a slot of "{lane}"', way)
         own = [one for one in found if one.kind == "body" and len(one.chain) == len(way)]
         for body in own:
             root += f", longest by {holder}: {body.root}"
-            advice += f", or {body.advice}"
+            remedy = f"{remedy}, or {body.advice}"
         waits = [one for one in found if one not in own]
         if waits and most == 1:
             return waits
-        slots = _cause(way, kind, lane, root + _more(before), jobs=(holder,), advice=advice)
+        slots = _cause(way, kind, lane, root + _more(before), jobs=(holder,), advice=remedy)
         return [slots, *waits]
 
     def _body(self, status: DurableStatus, info: InstanceInfo | None, way: _Way) -> Cause:
         """Return the root of a run that waits for nothing, as far as the store knows."""
         run = status.history[-1]
         since = self._now - run.started_at
-        root = f"{status.name!r} runs on {run.host} {run.pid} for {in_words(since)}"
+        kind, root = "body", f"{status.name!r} runs on {run.host} {run.pid} for {in_words(since)}"
         advice = f"cancel {status.id}"
         if info is None:
-            root = f"{status.name!r} ran on {run.host} {run.pid}, which is gone"
+            kind, root = "gone", f"{status.name!r} ran on {run.host} {run.pid}, which is gone"
             advice = "start a worker, which gives it back"
         elif status.cancelling:
             root += ", although it was asked to stop"
             advice = f"reset the lanes of {run.host} {run.pid}, or restart it"
         elif since > status.timeout + _OVERDUE_AFTER:
+            kind = "overdue"
             root += f", past its timeout of {in_words(status.timeout)}"
             advice = f"reset the lanes of {run.host} {run.pid}, or restart it"
-        return _cause(way, "body", status.lane, root, jobs=(status.id,), advice=advice)
+        return _cause(way, kind, status.lane, root, jobs=(status.id,), advice=advice)
 
     async def _instance(self, status: DurableStatus) -> InstanceInfo | None:
         """Return the live instance that runs a job; or of a job that waits, one that lives."""

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
 
-from ... import Cause, LaneConfig, LaneGroup, Lanes, resolve_global_lane
+from ... import Cause, LaneConfig, LaneGroup, Lanes, Problem, resolve_global_lane
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, session_key
 from .._contract.act import Act
@@ -57,6 +57,7 @@ from ..acts.locks import ResetQuota
 from ..acts.runs import Send
 from .causes import root_causes
 from .ending import HasEnd
+from .health import health
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
 from .log import DurableLog
@@ -628,14 +629,25 @@ class DurableLanes(HasEnd):
 
         ``str(cause)`` is a line for people, and ``cause.advice`` is what would help there.
         ``cause.kind`` is that of a `DurableBlocker`; or ``"body"``: a job that runs and waits for
-        no other, as far as the store knows; ``"instance"``: no instance lives; ``"deadlock"``; or
-        ``"unknown"``, where the search was cut: at most 50 jobs are looked at. Empty if the job
-        does not wait, or the next step that has room for it starts it.
+        no other, as far as the store knows; ``"overdue"``: it does past its timeout; ``"gone"``:
+        its instance is gone; ``"instance"``: no instance lives; ``"deadlock"``; or ``"unknown"``,
+        where the search was cut: at most 50 jobs are looked at. Empty if the job does not wait, or
+        the next step that has room for it starts it.
 
         Raises:
           ResultGoneError: if the store does not know the job.
         """
         return await root_causes(self, _check.whole("id", id))
+
+    async def health(self) -> tuple[Problem, ...]:
+        """Return what is wrong, each with what to do; empty: nothing that was looked at is wrong.
+
+        It looks at the store, at the longest wait of each of the 100 lanes with most of them, at
+        jobs without a handler, at dead jobs that keep their sessions closed, and at the bodies of
+        this instance as `trio_lanes.health` does. The bodies of others are looked at if they hold
+        up such a wait. A wait for what is at work, or is over by itself, is no problem.
+        """
+        return await health(self)
 
     async def queue(self, session: str, limit: int = 100) -> list[QueuedJob]:
         """Return the oldest waiting, parked and running jobs of a session, with their payloads.

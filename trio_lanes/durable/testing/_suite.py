@@ -14,6 +14,7 @@ from ._blockers import BlockerStories
 from ._causes import CauseStories
 from ._control import ControlStories
 from ._crash import CrashStories
+from ._health import HealthStories
 from ._limits import LimitStories
 from ._locks import LockStories
 from ._names import NameStories
@@ -53,6 +54,7 @@ def durable_store_suite(
         TemplateStories,
         BlockerStories,
         CauseStories,
+        HealthStories,
         TakeStories,
         CrashStories,
         LockStories,

@@ -449,7 +449,7 @@ class WorkStories:
                 return
             await lanes.pause("main")
             await bench.advance(30, lanes)
-            assert rounded((await head.status()).waits) == {}
+            assert rounded((await head.status()).waits) == {}, await head.status()
             assert rounded((await second.status()).waits) == {"session": 30}
             assert rounded((await late.status()).waits) == {"delay": 20, "queue": 10}
             assert rounded((await retried.status()).waits) == {"retry": 30}

@@ -1,0 +1,86 @@
+"""`DurableLanes.health`: what is wrong with a store and the work in it, in a line each.
+
+Of each lane it follows the longest wait to its roots, and the first of a job without a handler; of
+dead jobs, the sessions that they keep closed.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ... import Problem
+from ... import health as core_health
+from ..._config.names import template_of
+from ..._config.reasons import in_words
+from ..._observe.health import LONG, distinct, problem_of
+from .._contract.errors import ResultGoneError
+from .._contract.protocol import LISTED, PAGE
+from .._contract.records import DurableLaneStatistics, DurableStatus
+from .._contract.state import WAITING
+
+if TYPE_CHECKING:
+    from .lanes import DurableLanes
+
+_SLOW: Final = 1.0
+"""Seconds in which a store should answer."""
+_DEAD: Final = 20
+"""How many dead jobs are looked at, the oldest first."""
+
+
+async def health(lanes: DurableLanes) -> tuple[Problem, ...]:
+    """Return what is wrong; empty: nothing that was looked at."""
+    found: list[Problem | None] = []
+    if lanes.local is not None:
+        found += core_health(lanes.local)
+    began = trio.current_time()
+    now = await lanes.statistics()
+    took = trio.current_time() - began
+    if took > _SLOW:
+        text = f"the store has taken {in_words(took)} to answer"
+        found.append(Problem("slow", "", text, "look at its load, its disk and the network"))
+    limits, groups = await lanes.limits(), await lanes.groups()
+    waiting = {name: lane for name, lane in now.lanes.items() if lane.waiting or lane.unhandled}
+    for name in sorted(waiting, key=lambda name: -waiting[name].waiting)[:LISTED]:
+        label = name if name in limits else template_of(name, limits)
+        rates = [*(limits[label].rates if label is not None else ())]
+        rates += [rate for one in groups.values() if label in one.members for rate in one.rates]
+        for job in await _jobs_of(lanes, name, waiting[name]):
+            since = job.history[-1].ended_at if job.history else None
+            waited = job.seen_at - (since or job.submitted_at + job.waits.get("delay", 0.0))
+            with suppress(ResultGoneError):  # it may end meanwhile
+                causes = await lanes.root_causes(job.id) if waited > LONG else ()
+                if waited > LONG and (await lanes.job(job.id).status()).state is job.state:
+                    found.append(problem_of(job.id, name, waited, causes, rates))
+    if now.dead and (await lanes.rules()).hold:
+        for dead in await lanes.dead(limit=_DEAD):
+            found.append(await _held_by(lanes, dead))
+    return distinct(found)
+
+
+async def _jobs_of(
+    lanes: DurableLanes, name: str, lane: DurableLaneStatistics
+) -> list[DurableStatus]:
+    """Return the oldest job of a lane that waits, and the oldest without a handler."""
+    found = await lanes.jobs(name, states=[WAITING], limit=PAGE if lane.unhandled else 1)
+    if not lane.unhandled:
+        return found
+    handled = {handler for info in await lanes.instances() for handler in info.names}
+    return [*found[:1], *islice((job for job in found if job.name not in handled), 1)]
+
+
+async def _held_by(lanes: DurableLanes, dead: DurableStatus) -> Problem | None:
+    """Return the problem of a session that a dead job keeps closed, and that has other jobs."""
+    if dead.session is None:
+        return None
+    for behind in await lanes.queue(dead.session, 1):
+        for reason in await lanes.blocked_by(behind.id):
+            if reason.kind == "dead":
+                text = f"job {dead.id} {dead.name!r} is dead and keeps {reason.lane} closed"
+                text += f" ({dead.error})"
+                advice = f"requeue or purge {dead.id}"
+                return Problem("dead", reason.lane, text, advice, dead.id)
+    return None
