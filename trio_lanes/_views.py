@@ -76,6 +76,17 @@ class OneLane(Submitter):
         """Return the jobs that wait or run there, in the order of submission, in linear time."""
         return _control.jobs_in(self._scheduler, self.name)
 
+    def waiters(self, n: int) -> list[AnyJob]:
+        """Return the first ``n`` of its jobs that have not started; no later job is read.
+
+        Of a global lane, those that have waited longest, in both layers, and after them those that
+        are not due yet. Of a session's lane, those that it has forwarded, and then the next ones.
+
+        Raises:
+          TypeError, ValueError: if ``n`` is no whole number from 0 up.
+        """
+        return list(islice(self._actor.waiting_jobs(), natural("n", n)))
+
     @enable_ki_protection
     def clear(self, *, owner: object = _control.ANY_OWNER, reason: str | None = None) -> int:
         """`Lanes.clear` for this lane."""

@@ -120,7 +120,8 @@ async def test_a_cancellation_is_bound_to_the_state_that_was_seen(
             assert answer["text"] == f"Cancelled job {job.id} long"
             await job.wait_done()
             await viewer.next()
-            assert viewer.frames[-1]["notes"][-1]["text"] == answer["text"]
+            note = viewer.frames[-1]["notes"][-1]
+            assert (note["text"], note["job"]) == (f"{answer['text']} (by 127.0.0.1)", job.id)
         assert job.state is JobState.CANCELLED
 
 

@@ -190,14 +190,45 @@ async def test_jobs_that_have_ended_or_gone(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize("waiting", [3, 2001])
-async def test_the_jobs_of_a_session_are_listed_unless_they_are_too_many(
+async def test_the_first_jobs_of_a_session_are_listed_with_their_reasons(
     autojump_clock: MockClock, waiting: int
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
         for _ in range(waiting + 1):
-            lanes.start_soon(trio.sleep, 1, session="ann")
+            lanes.start_soon(trio.sleep, 1, session="ann", name="turn")
+        await wait_all_tasks_blocked()
         answer = (await ask(monitor(lanes), "/session/ann")).json
-        assert answer["waiting"] == waiting
-        assert (answer["few"], len(answer["jobs"])) == ((True, 4) if waiting == 3 else (False, 0))
+        assert (answer["waiting"], answer["active"]) == (waiting, 1)
+        listed = answer["jobs"]
+        assert len(listed) == (4 if waiting == 3 else 30)
+        assert {(job["name"], job["lane"]) for job in listed} == {("turn", "main")}
+        assert listed[-1]["reason"] == "session:ann runs as many as it may"
         assert (await ask(monitor(lanes), "/session/%20")).status == 404
         lanes.clear()
+
+
+async def test_the_jobs_of_a_lane_are_those_that_run_and_those_that_wait_longest(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1, "t:*": 1}) as lanes:
+        for lane in ("t:b", "t:a"):
+            lanes.start_soon(trio.sleep, 100, lane=lane, name=f"runs in {lane}")
+        await trio.sleep(1)
+        for lane in ("t:b", "t:a"):
+            lanes.start_soon(trio.sleep, 1, lane=lane, name=f"waits in {lane}")
+            await trio.sleep(1)
+        app = monitor(lanes)
+        found = (await ask(app, "/lane/t:*")).json
+        assert (found["waiting"], found["active"], found["paused"]) == (2, 2, False)
+        assert [job["name"] for job in found["jobs"]] == [
+            "runs in t:b",
+            "runs in t:a",
+            "waits in t:b",
+            "waits in t:a",
+        ]
+        (one,) = [job for job in found["jobs"] if job["name"] == "waits in t:a"]
+        assert one["reason"] == "t:a runs as many as it may"
+        assert len((await ask(app, "/lane/t:a")).json["jobs"]) == 2
+        assert (await ask(app, "/lane/other")).json is None
+        lanes.clear()
+        lanes.reset()

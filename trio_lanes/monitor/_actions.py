@@ -17,7 +17,7 @@ import trio
 from trio_lanes import JobState, Lanes, UnknownLaneError
 
 from ._frames import Frame, Frames
-from ._notes import Notes, clipped
+from ._notes import Notes, actor, clipped
 
 UNDO_SECONDS: Final = 10.0
 _MAX_UNDOS: Final = 50
@@ -63,8 +63,8 @@ class Actions:
         }
         """What can be done, by the word for it; other modules add to it."""
 
-    async def do(self, asked: object) -> Frame:
-        """Do what ``asked``, decoded JSON, says; return what to tell the operator.
+    async def do(self, asked: object, by: str) -> Frame:
+        """Do what ``asked``, decoded JSON, says; return what to tell the operator, who is ``by``.
 
         It is a checkpoint only for an action on a store.
 
@@ -82,11 +82,14 @@ class Actions:
         if self._budget < 1:
             raise RefusedError(429, "too many actions; wait a second")
         self._budget -= 1
+        token = actor.set(by)
         try:
             answer = verb(asked)
             return await answer if isinstance(answer, Awaitable) else answer
         except (UnknownLaneError, TypeError, ValueError) as error:
             raise RefusedError(400, clipped(error, 300)) from error
+        finally:
+            actor.reset(token)
 
     # ---- what can be undone
 
@@ -152,7 +155,9 @@ class Actions:
             if job.state is JobState.WAITING:
                 job.priority = old
 
-        return self._done(f"Priority of job {job.id}: {old} → {priority}", undo)
+        text = f"Priority of job {job.id}: {old} → {priority}"
+        self._notes.add("info", "priority", job.lane, text, job.id)
+        return self._done(text, undo)
 
     # ---- what cannot
 
@@ -162,7 +167,7 @@ class Actions:
             raise RefusedError(409, f"job {job.id} is {job.state.value} by now; look again")
         job.cancel("by an operator")
         text = f"Cancelled job {job.id} {clipped(job.name)}"
-        self._notes.add("warning", "cancelled", job.lane, text)
+        self._notes.add("warning", "cancelled", job.lane, text, job.id)
         return {"text": text}
 
     def _clear(self, asked: Mapping[str, Any]) -> Frame:

@@ -21,21 +21,25 @@ from trio_lanes.durable import DurableLanes
 
 from ._actions import Actions, RefusedError
 from ._durable import Durable
+from ._ended import ended
 from ._frames import Frames
 from ._guard import HEADERS, Authorize, Guard, Role, policy
-from ._notes import Notes
+from ._history import History
+from ._notes import Notes, clipped
 from ._records import Records
-from ._story import story
+from ._search import Search
+from ._story import lane_story, session_story, story
 from ._whatif import WhatIf
 
 MAX_VIEWERS: Final = 32
 _MAX_BYTES: Final = 4096  # of an action
 _MAX_HISTORY: Final = 1000
+_MAX_TEXT: Final = 200  # characters that are looked for
 _LIMIT_DIGITS: Final = 6
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
 _BODY_SECONDS: Final = 10.0  # seconds that the body of an action may take
 
-MEDIA_TYPES: Final = {"js": "text/javascript", "css": "text/css"}
+MEDIA_TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 """By the endings of the files that a page may load."""
 
 
@@ -91,6 +95,8 @@ class _Page:
         self._store: Final = None if durable is None else Durable(durable, self._notes)
         if self._store is not None:
             self._actions.verbs["requeue"] = self._store.requeue
+        self._hours: Final = History(lanes, self._notes, self._records)
+        self._search: Final = Search(lanes, self._frames, self._records)
         self._what_if: Final = WhatIf(lanes, self._records)
         folder = files(__package__).joinpath("static")
         self._html: Final = folder.joinpath("page.html").read_text(encoding="utf-8")
@@ -112,6 +118,10 @@ class _Page:
                 Route("/history", self._history),
                 Route("/job/{number:int}", self._story),
                 Route("/session/{key:path}", self._session),
+                Route("/lane/{key:path}", self._lane),
+                Route("/find", self._find),
+                Route("/ended", self._ended),
+                Route("/hour", self._hour),
                 Route("/replay", self._replay),
                 Route("/durable", self._durable),
                 Route("/durable/{number:int}", self._durable_story),
@@ -184,16 +194,42 @@ class _Page:
 
     async def _story(self, request: Request) -> Response:
         await self._role(request)
-        job = self._frames.find(request.path_params["number"])
+        job = await self._search.job(request.path_params["number"])
         return _json(None if job is None else story(self._lanes, self._frames, job))
 
     async def _session(self, request: Request) -> Response:
-        """The jobs of one session, for the search."""
+        """The first jobs of one session."""
         await self._role(request)
         try:
-            return _json(self._frames.session(request.path_params["key"]))
+            return _json(session_story(self._lanes, self._frames, request.path_params["key"]))
         except ValueError:
             raise RefusedError(404, "there is no such session") from None
+
+    async def _lane(self, request: Request) -> Response:
+        """The first jobs of one lane, or of the lanes of a template."""
+        await self._role(request)
+        key = request.path_params["key"]
+        found = lane_story(self._lanes, self._frames, key)
+        return _json(found and {**found, "ended": ended(self._records, lane=key)})
+
+    async def _ended(self, request: Request) -> Response:
+        """What has ended, by error, name and lane."""
+        await self._role(request)
+        asked = request.query_params
+        found = ended(self._records, **{by: asked[by] for by in ("error", "name") if by in asked})
+        return _json({**found, "at": round(trio.current_time(), 3)})
+
+    async def _hour(self, request: Request) -> Response:
+        """The numbers of the last hour, and what was noticed."""
+        await self._role(request)
+        return _json(self._hours.hour(request.query_params.get("lane", "")))
+
+    async def _find(self, request: Request) -> Response:
+        await self._role(request)
+        text = request.query_params.get("text", "")[:_MAX_TEXT]
+        if not text.strip():
+            raise RefusedError(400, "there is no text to look for")
+        return _json(await self._search.find(text))
 
     async def _replay(self, request: Request) -> Response:
         """What another limit of a lane would have done in the last minutes."""
@@ -221,7 +257,7 @@ class _Page:
             raise RefusedError(400, "the request is not JSON") from None
         if asked is None:
             raise RefusedError(413, "the request is too long, or too slow")
-        return _json(await self._actions.do(asked))
+        return _json(await self._actions.do(asked, _name_of(request)))
 
 
 @final
@@ -279,6 +315,12 @@ async def _body(request: Request) -> object:
             return None
         return json.loads(body)
     return None
+
+
+def _name_of(request: Request) -> str:
+    """Return who acts: the user that a middleware has found, or the address of the client."""
+    name = getattr(request.scope.get("user"), "display_name", "")
+    return clipped(name or (request.client.host if request.client else "an operator"))
 
 
 def _json(value: object) -> Response:

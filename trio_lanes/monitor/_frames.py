@@ -14,8 +14,8 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from typing import Any, Final, final
 from weakref import WeakValueDictionary
 
@@ -34,9 +34,10 @@ MAX_FRAME_JOBS: Final = 200  # jobs of a frame
 _SLICE: Final = 400  # sessions that a frame looks at
 _MAX_BUSY_SESSIONS: Final = 30
 _MAX_NEXT: Final = 3  # waiting jobs of a session
+_LONGEST: Final = 30  # sessions with the oldest waits
+_READ: Final = 1000  # jobs that are read for them, or twice as many as sessions of each lane
+_MAX_LANES: Final = 200  # that are read
 _COMPARED_SECONDS: Final = 300.0  # seconds over which waits are compared
-_LONG_WAIT: Final = 2.0  # seconds that a job waits beside free slots before that is noticed
-_OUTLIVES: Final = 5.0  # seconds after its cancellation
 
 Frame = dict[str, Any]
 
@@ -56,12 +57,14 @@ class Frames:
         self._made_at = -math.inf
         self._making: Final = trio.Lock()
         self._shown: Final[WeakValueDictionary[int, Job[Any]]] = WeakValueDictionary()
-        self._quantiles: dict[str, tuple[float, float, float, float]] = {}
+        self._quantiles: dict[str, tuple[float, ...]] = {}
         self._quantiles_at = -math.inf
         self._sent_record = 0
         self._keys: list[str] = []
         self._found: list[tuple[int, int, str]] = []  # of the sessions looked at so far
         self._sessions: list[Frame] = []
+        self._longest: Frame = {}
+        self._longest_at = -math.inf
         self._noticed: dict[tuple[str, int | str], float] = {}
 
     def enter(self) -> None:
@@ -92,14 +95,7 @@ class Frames:
 
     def history(self, after: int, most: int) -> list[Frame]:
         """Return the last ``most`` records after number ``after``, the newest first."""
-        return [_ended(record) for record in islice(self._records.after(after), most)]
-
-    def session(self, key: str) -> Frame:
-        """Return the first jobs of a session, if they can be listed quickly."""
-        session = self._lanes.session(key)
-        few = session.waiting <= 2000
-        jobs = session.jobs()[:MAX_ROWS] if few else []
-        return {**self._session(key), "jobs": [self.brief(job) for job in jobs], "few": few}
+        return [ended_frame(record) for record in islice(self._records.after(after), most)]
 
     def make(self) -> Frame:
         """Make the next frame, now."""
@@ -117,7 +113,7 @@ class Frames:
         rows = self._rows(statistics.lanes, untils, now, jobs)
         each = list(statistics.lanes.values())
         oldest = max(rows, key=lambda row: row["oldest"], default=None)
-        ended = [_ended(record) for record in self._records.after(self._sent_record)]
+        ended = [ended_frame(record) for record in self._records.after(self._sent_record)]
         self._sent_record = self._records.last
         return {
             "n": self.number,
@@ -150,7 +146,8 @@ class Frames:
             "ended": ended,
             "record": self._records.last,
             "sessions": self._look_at_sessions(),
-            "notes": list(self._notes.notes),
+            "longest": self._sessions_by_wait(statistics.lanes, now),
+            "notes": self._notes.last(),
         }
 
     # ---- lanes
@@ -169,7 +166,6 @@ class Frames:
             each = [lane for _, lane in members]
             row = _row(label, each, held.get(label), self._quantiles.get(label))
             rows.append(row)
-            self._notice_free_slots(row, now)
             for name, lane in members:
                 if len(jobs) >= MAX_FRAME_JOBS:
                     break
@@ -207,33 +203,28 @@ class Frames:
             "steps": [(round(at, 3), state) for at, state in self._records.steps.get(job.id, ())],
         }
 
+    def line(self, job: Job[Any]) -> Frame:
+        """Return what a list shows of ``job``: `brief`, and the root of its wait."""
+        waits = job.state is JobState.WAITING
+        reason = clipped(next(iter(job.root_causes()), ""), 300) if waits else ""
+        return {**self.brief(job), "reason": reason}
+
     # ---- what is noticed
 
-    def _notice(self, key: tuple[str, int | str], now: float, text: str, lane: str) -> None:
+    def _notice(
+        self, key: tuple[str, int | str], now: float, text: str, lane: str, job: int | None = None
+    ) -> None:
         """Note ``text``, once a minute for each ``key``."""
         if now - self._noticed.get(key, -math.inf) >= 60:
             self._noticed = {old: at for old, at in self._noticed.items() if now - at < 60}
             self._noticed[key] = now
-            self._notes.add("warning", key[0], lane, text)
-
-    def _notice_free_slots(self, row: Frame, now: float) -> None:
-        free = row["limit"] is None or row["slots"] < row["limit"]
-        held = row["paused"] or row["rate_until"] is not None
-        if free and not held and row["oldest"] > _LONG_WAIT and not row["template"]:
-            name, wait = row["name"], row["oldest"]
-            text = f"{name}: a job has waited for {wait:.1f} s beside free slots"
-            self._notice(("free slots", name), now, text, name)
+            self._notes.add("warning", key[0], lane, text, job)
 
     def _notice_running(self, job: Job[Any], now: float) -> None:
         name = clipped(job.name)
-        if job.cancel_called:
-            called = [at for at, state in self._records.steps.get(job.id, ()) if state[0] == "c"]
-            if called and now - called[0] > _OUTLIVES:
-                text = f"job {job.id} {name} outlives its cancellation"
-                self._notice(("outlives", job.id), now, text, job.lane)
         if job.slot == "held" and self._made_waits(job):
             text = f"job {job.id} {name} holds a slot of {job.lane} while it waits for another job"
-            self._notice(("holds", job.id), now, text, job.lane)
+            self._notice(("holds", job.id), now, text, job.lane, job.id)
 
     def _made_waits(self, job: Job[Any]) -> bool:
         # A wait for room lists all jobs that wait: only then is `blocked_by` dear.
@@ -242,6 +233,49 @@ class Frames:
         return any(blocker.kind == "job" for blocker in job.blocked_by())
 
     # ---- sessions
+
+    def _sessions_by_wait(self, lanes: Mapping[str, LaneStatistics], now: float) -> Frame:
+        """Return the sessions that wait longest, of all sessions. A second old at most.
+
+        A lane keeps its jobs in the order of their waits, so that the first jobs of each lane are
+        enough. Behind the last that was read of a lane no session is named, as it could be another.
+        """
+        if now < self._longest_at + 1:
+            return self._longest
+        self._longest_at = now
+        waiting = sorted(((x.oldest_wait, name) for name, x in lanes.items() if x.waiting))[::-1]
+        known_until = now - waiting[_MAX_LANES][0] if len(waiting) > _MAX_LANES else math.inf
+        each = max(2 * _LONGEST, _READ // max(1, len(waiting)))
+        waits: list[tuple[float, int, str | None]] = []
+        for _, name in waiting[:_MAX_LANES]:
+            jobs = self._lanes.lane(name).waiters(each)
+            dated = [(x.waiting_since, x.id, x.session) for x in jobs]
+            due = [(since, id, key) for since, id, key in dated if since is not None]
+            if len(due) == each:
+                known_until = min(known_until, due[-1][0])
+            waits += due
+        found: dict[str, float] = {}
+        for since, _, session in sorted(waits, key=lambda wait: wait[:2]):
+            if len(found) == _LONGEST or since > known_until:
+                break
+            if session is not None:
+                found.setdefault(session, since)
+        whole = len(found) == _LONGEST or known_until == math.inf
+        self._longest = {
+            "sessions": [self._numbers(key, since) for key, since in found.items()],
+            "whole": whole,
+        }
+        return self._longest
+
+    def _numbers(self, key: str, since: float | None) -> Frame:
+        session = self._lanes.session(key)
+        return {
+            "key": clipped(key),
+            "waiting": session.waiting,
+            "active": session.active,
+            "paused": session.paused,
+            "oldest": _time(since),
+        }
 
     def _look_at_sessions(self) -> list[Frame]:
         if not self._keys:
@@ -262,14 +296,8 @@ class Frames:
         few = session.jobs() if 0 < session.waiting <= 50 else []
         waiting = [job for job in few if job.state is JobState.WAITING]
         waits = [job.waiting_since for job in waiting if job.waiting_since is not None]
-        return {
-            "key": clipped(key),
-            "waiting": session.waiting,
-            "active": session.active,
-            "paused": session.paused,
-            "oldest": _time(min(waits, default=None)),
-            "next": [self.brief(job) for job in waiting[:_MAX_NEXT]],
-        }
+        shown = [self.brief(job) for job in waiting[:_MAX_NEXT]]
+        return {**self._numbers(key, min(waits, default=None)), "next": shown}
 
 
 def _row(
@@ -316,7 +344,8 @@ def _rate(rate: RateStatistics) -> Frame:
     }
 
 
-def _ended(record: EndedRun) -> Frame:
+def ended_frame(record: EndedRun) -> Frame:
+    """Return what every viewer is shown of a job that has ended."""
     run = record.run
     return {
         "id": run.id,
@@ -328,24 +357,30 @@ def _ended(record: EndedRun) -> Frame:
         "started": _time(run.started),
         "finished": _time(run.finished),
         "state": run.state,
+        "reason": record.text and f"{record.error}: {record.text}",
         "steps": [(round(at, 3), state) for at, state in record.steps],
     }
 
 
-def _quantiles(records: Records, now: float) -> dict[str, tuple[float, float, float, float]]:
-    """Return {label, or "" for all: (p50 and p95 of waits, p50 and p95 of runs)}."""
-    waits: dict[str, list[float]] = defaultdict(list)
-    runs: dict[str, list[float]] = defaultdict(list)
-    for record in reversed(records.ring):
-        run = record.run
-        assert run.finished is not None
-        if run.finished < now - _COMPARED_SECONDS:
-            break
-        if run.started is not None:
-            for label in ("", run.label):
-                waits[label].append(record.waited)
-                runs[label].append(run.finished - run.started)
-    return {label: (*_p50_p95(waits[label]), *_p50_p95(runs[label])) for label in waits}
+def _quantiles(records: Records, now: float) -> dict[str, tuple[float, ...]]:
+    """Return `quantiles` of the last minutes: {label, or "" for all: figures}."""
+    by_label: dict[str, list[EndedRun]] = defaultdict(list)
+    for record in takewhile(
+        lambda record: (record.run.finished or 0) >= now - _COMPARED_SECONDS, reversed(records.ring)
+    ):
+        for label in ("", record.run.label):
+            by_label[label].append(record)
+    each = {label: quantiles(some) for label, some in by_label.items()}
+    return {label: figures for label, figures in each.items() if figures is not None}
+
+
+def quantiles(records: Iterable[EndedRun]) -> tuple[float, ...] | None:
+    """Return p50 and p95 of waits, and p50 and p95 of runs; None if no job had started."""
+    begun = [record for record in records if record.run.started is not None]
+    if not begun:
+        return None
+    runs = [(record.run.finished or 0) - (record.run.started or 0) for record in begun]
+    return (*_p50_p95([record.waited for record in begun]), *_p50_p95(runs))
 
 
 def _p50_p95(values: list[float]) -> tuple[float, float]:

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextvars import ContextVar
+from itertools import islice
 from typing import Any, Final, Literal, TypedDict, final
 
 import trio
 
-from trio_lanes import Lane, LaneDeadlockError, LaneInstrument, Lanes, SessionLane
+from trio_lanes import Job, Lane, LaneDeadlockError, LaneInstrument, Lanes, SessionLane
 
-MAX_NOTES: Final = 60
+MAX_NOTES: Final = 400
+_MAX_SHOWN: Final = 60  # in a frame
 MAX_NOTE_LENGTH: Final = 400  # characters of a text
 _TOGETHER: Final = 10.0  # seconds in which equal refusals are one note
+
+actor: Final[ContextVar[str]] = ContextVar("actor", default="")
+"""Who acts by the page, while that is done."""
 
 Level = Literal["info", "warning", "error"]
 
@@ -32,6 +38,7 @@ class Note(TypedDict):
     kind: str
     lane: str
     """The name of a lane, or an empty string."""
+    job: int | None
     text: str
     count: int
 
@@ -42,14 +49,21 @@ class Notes(LaneInstrument):
 
     def __init__(self, lanes: Lanes) -> None:
         self.notes: Final[deque[Note]] = deque(maxlen=MAX_NOTES)
+        self.closing = False
+        """Whether the lanes take no new work."""
         self._seq = 0
         self._limits: Final[dict[str, float]] = {
             name: lane.concurrency for name, lane in lanes.statistics().lanes.items()
         }
 
-    def add(self, level: Level, kind: str, lane: str, text: str) -> None:
-        """Add a note, or count it with the last if it says the same."""
-        now, text = trio.current_time(), clipped(text, MAX_NOTE_LENGTH)
+    def last(self) -> list[Note]:
+        """Return the notes of a frame."""
+        return [*islice(reversed(self.notes), _MAX_SHOWN)][::-1]
+
+    def add(self, level: Level, kind: str, lane: str, text: str, job: int | None = None) -> None:
+        """Add a note, or count it with the last if it says the same. It says who has acted."""
+        by = f" (by {actor.get()})" if actor.get() else ""
+        now, text = trio.current_time(), clipped(text, MAX_NOTE_LENGTH) + by
         self._seq += 1
         if self.notes:
             last = self.notes[-1]
@@ -66,12 +80,17 @@ class Notes(LaneInstrument):
                 level=level,
                 kind=kind,
                 lane=clipped(lane),
+                job=job,
                 text=text,
                 count=1,
             )
         )
 
     # ---- hooks
+
+    def job_overdue(self, job: Job[Any], since: float) -> None:
+        text = f"job {job.id} {clipped(job.name)} still runs {since:.0f} s after it was to end"
+        self.add("error", "overdue", job.lane, text, job.id)
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
         until = lane.statistics().paused_until
@@ -112,6 +131,7 @@ class Notes(LaneInstrument):
         self.add("error", "deadlock", "", f"deadlock refused: {error}")
 
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
+        self.closing = True
         self.add("warning", "closing", "", f"the lanes take no new work: {reason}")
 
 

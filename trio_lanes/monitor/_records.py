@@ -1,26 +1,34 @@
-"""A ring of records of ended jobs, and the times at which running jobs lost or regained a slot.
+"""Rings of records of ended jobs, and the times at which running jobs lost or regained a slot.
 
-A record is a tuple, never a job: a job that has ended is not kept alive. Between two frames the
-ring takes at most `MAX_NEW` records; then its hook is removed until the next frame, so that a burst
-of short jobs pays for it no longer. What was left out is in the statistics of the lanes.
+A record is a tuple, never a job: a job that has ended is not kept alive. Between two frames, and in
+a second without one, the ring takes at most `MAX_NEW` records; then its hook is removed until then,
+so that a burst of short jobs pays for it no longer. What was left out is in the statistics of the
+lanes. Jobs that failed have a ring of their own, so that they stay when many others succeed.
 """
 
 from __future__ import annotations
 
 import math
+import traceback
 from collections import deque
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, final
 
+import outcome
 import trio
 
-from trio_lanes import Job, LaneInstrument, Lanes, context_free
+from trio_lanes import Job, JobState, LaneInstrument, Lanes, context_free
 
 from ..replay._capture import RunFacts, facts_of
+from ._notes import clipped
 
 MAX_NEW: Final = 100
 MAX_RECORDS: Final = 4000
+MAX_FAILURES: Final = 1000
+_MAX_TRACES: Final = 60
+_LONGEST_TRACE: Final = 6000  # characters, of the end
+_DEEPEST_TRACE: Final = 20  # calls
 _MAX_TRACKED: Final = 2000
 
 Step = tuple[float, str]
@@ -34,6 +42,9 @@ class EndedRun(NamedTuple):
     run: RunFacts
     steps: tuple[Step, ...]
     """Also its cancellation, which is no state of its slot."""
+    error: str
+    """The name of the type of its error, or an empty string."""
+    text: str
 
     @property
     def waited(self) -> float:
@@ -47,38 +58,45 @@ class Records:
 
     def __init__(self, lanes: Lanes) -> None:
         self.ring: Final[deque[EndedRun]] = deque(maxlen=MAX_RECORDS)
+        self.failures: Final[deque[EndedRun]] = deque(maxlen=MAX_FAILURES)
+        self.traces: Final[dict[tuple[str, str], tuple[float, str]]] = {}
+        """{(error, name of the job): (when, the last traceback)}"""
         self.last = 0
         """The number of the last record."""
         self.steps: Final[dict[int, list[Step]]] = {}
         """{id of a job that has not ended: its steps}"""
         self.since = math.inf
-        """Since when each job that has ended is in the ring, or has left it for a later one."""
+        """Since when each job that has ended is in the ring with all of its steps, or has left it
+        for a later one; infinity while no viewer looks."""
         self._lanes: Final = lanes
         self._left = MAX_NEW
         self._ends: Final = _Ends(self)
         self._slots: Final = _Slots(self)
         self._listens = self._looks = False
+        self.next_frame()
 
     def look(self) -> None:
-        """Begin to record: a viewer looks."""
+        """Begin to record the steps of jobs as well: a viewer looks."""
         if not self._looks:
             self._looks = True
             self._lanes.add_instrument(self._slots)
+            self.since = trio.current_time()
             self.next_frame()
 
     def look_away(self) -> None:
-        """Record nothing: no viewer looks."""
+        """Record no steps: no viewer looks."""
         self._looks = False
-        self._mute()
+        self.since = math.inf
         _remove(self._lanes, self._slots)
         self.steps.clear()
 
     def next_frame(self) -> None:
         """Take up to `MAX_NEW` records again."""
         self._left = MAX_NEW
-        if self._looks and not self._listens:
+        if not self._listens:
             self._listens = True
-            self.since = trio.current_time()
+            if self._looks:
+                self.since = trio.current_time()
             self._lanes.add_instrument(self._ends)
 
     def after(self, seq: int) -> Iterable[EndedRun]:
@@ -87,19 +105,34 @@ class Records:
 
     def _mute(self) -> None:
         self.since = math.inf
-        if self._listens:
-            self._listens = False
-            _remove(self._lanes, self._ends)
+        self._listens = False
+        _remove(self._lanes, self._ends)
 
     def add(self, job: Job[Any]) -> None:
         """Record ``job``, which has ended."""
         run = facts_of(job, _parent(job), tuple(self.slots(job.id)))
         steps = self.steps.pop(job.id, ())
         self.last += 1
-        self.ring.append(EndedRun(self.last, run, tuple(steps)))
+        error = job.outcome.error if isinstance(job.outcome, outcome.Error) else None
+        kind = "" if error is None else clipped(type(error).__name__)
+        record = EndedRun(self.last, run, tuple(steps), kind, "" if error is None else _said(error))
+        self.ring.append(record)
+        if error is not None and job.state is JobState.FAILED:
+            self.failures.append(record)
+            self._trace((kind, run.name), error)
         self._left -= 1
         if self._left <= 0:
             self._mute()
+
+    def _trace(self, key: tuple[str, str], error: BaseException) -> None:
+        """Keep the traceback of ``error``, unless there is one that is less than a second old."""
+        now = trio.current_time()
+        if key not in self.traces or self.traces[key][0] <= now - 1:
+            self.traces.pop(key, None)
+            lines = traceback.format_exception(error, limit=-_DEEPEST_TRACE)
+            self.traces[key] = now, clipped("".join(lines)[-_LONGEST_TRACE:], _LONGEST_TRACE)
+            if len(self.traces) > _MAX_TRACES:
+                del self.traces[next(iter(self.traces))]
 
     def slots(self, id: int) -> Iterable[Step]:
         """Yield the states of the slot of a job that has not ended."""
@@ -117,6 +150,13 @@ class Records:
         if job.id not in self.steps and len(self.steps) >= _MAX_TRACKED:
             self.steps.pop(next(iter(self.steps)))
         self.steps.setdefault(job.id, []).append((trio.current_time(), state))
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return clipped(error)
+    except Exception:
+        return "its text cannot be had"
 
 
 def _parent(job: Job[Any]) -> int | None:

@@ -1,22 +1,26 @@
-"""The story of one job: its place, why it waits as a tree with the holders, and what would help."""
+"""The story of one job: its place, why it waits, at its root and directly, and what would help.
+
+And the jobs of a session or a lane, in a list.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 import trio
 
-from trio_lanes import Job, JobState, Lanes
+from trio_lanes import Cause, Job, JobState, Lanes
 
 from ._frames import Frame, Frames
 from ._notes import clipped
 
-_DEEPEST: Final = 4
 _MAX_HOLDERS: Final = 8  # of one reason
-_MAX_NODES: Final = 60
 _MAX_SEARCHED: Final = 5000  # beyond it the jobs before a job are not listed: that is linear
 _MAX_PLACES: Final = 1000
+_MAX_LISTED: Final = 30
+_FEW: Final = 2000  # waiting jobs of a session, of which the running ones can be found
 
 
 def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
@@ -35,62 +39,73 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
             head = lane.head(_MAX_PLACES)
             found["place"] = head.index(job) + 1 if job in head else None
             found["line"] = lane.statistics().waiting_in_lane
-    nodes = [_MAX_NODES]
-    why = [] if lane is None or lane.waiting > _MAX_SEARCHED else list(_why(frames, job, nodes, 0))
-    found["why"] = why
     found["too_long"] = lane is not None and lane.waiting > _MAX_SEARCHED
-    found["help"] = [] if lane is None else list(dict.fromkeys(_help(lanes, job, why)))
+    found["why"] = [] if lane is None or found["too_long"] else list(_why(frames, job))
+    found["roots"] = [_root(cause) for cause in ([] if job.done else job.root_causes())]
     return found
 
 
-def _why(frames: Frames, job: Job[Any], nodes: list[int], depth: int) -> Iterator[Frame]:
+def session_story(lanes: Lanes, frames: Frames, key: str) -> Frame:
+    """Return the first jobs of a session.
+
+    Raises:
+      ValueError: if ``key`` cannot be a session.
+    """
+    session = lanes.session(key)
+    few = session.waiting <= _FEW
+    jobs = session.jobs()[:_MAX_LISTED] if few else session.waiters(_MAX_LISTED)
+    return {
+        "key": clipped(key),
+        "waiting": session.waiting,
+        "active": session.active,
+        "paused": session.paused,
+        "at": round(trio.current_time(), 3),
+        "jobs": [frames.line(job) for job in jobs],
+    }
+
+
+def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
+    """Return the first jobs that run in a lane, or in those of a template, and that wait longest.
+
+    None if there is no such lane.
+    """
+    members = [lane for lane in lanes.lanes() if label in (lane.label, lane.name)]
+    if not members:
+        return None
+    some = members[:_MAX_LISTED]
+    running = list(chain.from_iterable(lane.running(_MAX_LISTED) for lane in some))
+    waiting = list(chain.from_iterable(lane.waiters(_MAX_LISTED) for lane in some))
+    waiting.sort(key=lambda job: (job.waiting_since is None, job.waiting_since or 0, job.id))
+    return {
+        "key": clipped(label),
+        "waiting": sum(lane.waiting for lane in members),
+        "active": sum(lane.active for lane in members),
+        "paused": all(lane.paused for lane in members),
+        "at": round(trio.current_time(), 3),
+        "jobs": [frames.line(job) for job in (*running[:_MAX_LISTED], *waiting[:_MAX_LISTED])],
+    }
+
+
+def _root(cause: Cause) -> Frame:
+    when = "" if cause.seconds is None else f", in about {cause.seconds:,.1f} s"
+    return {
+        "job": cause.job,
+        "chain": [(number, clipped(relation)) for number, relation in cause.chain],
+        "text": clipped(cause.root, 300) + when,
+        "jobs": cause.jobs[:_MAX_HOLDERS],
+        "advice": None if cause.advice is None else clipped(cause.advice, 300),
+    }
+
+
+def _why(frames: Frames, job: Job[Any]) -> Iterator[Frame]:
+    """Yield the reasons for which ``job`` waits, each with the jobs that are directly before it."""
     for blocker in job.blocked_by():
-        if nodes[0] <= 0:
-            return
-        nodes[0] -= 1
-        holders = []
-        for other in blocker.jobs[:_MAX_HOLDERS]:
-            if nodes[0] <= 0:
-                break
-            nodes[0] -= 1
-            held = frames.brief(other)
-            deeper = depth < _DEEPEST and other is not job and other.state is JobState.RUNNING
-            held["why"] = list(_why(frames, other, nodes, depth + 1)) if deeper else []
-            holders.append(held)
         yield {
             "kind": blocker.kind,
             "lane": clipped(blocker.lane),
             "until": blocker.until,
             "reason": None if blocker.reason is None else clipped(blocker.reason),
             "text": clipped(blocker, 300),
-            "jobs": holders,
-            "more": len(blocker.jobs) - len(holders),
+            "jobs": [frames.brief(other) for other in blocker.jobs[:_MAX_HOLDERS]],
+            "more": max(0, len(blocker.jobs) - _MAX_HOLDERS),
         }
-
-
-def _help(lanes: Lanes, job: Job[Any], why: list[Frame]) -> Iterator[str]:
-    for reason in why:
-        lane = reason["lane"]
-        stubborn = [holder["id"] for holder in reason["jobs"] if holder["cancel"]]
-        match reason["kind"]:
-            case "concurrency":
-                yield f"raise {lane} to {lanes.lane(job.lane).concurrency + 1}"
-            case "group":
-                yield f"raise the limit of the group {lane}"
-            case "order" if job.state is JobState.WAITING:
-                yield "raise its priority"
-            case "pause":
-                yield f"resume {lane}"
-            case "rate":
-                yield f"wait until the rate of {lane} lets it start"
-            case "reservation":
-                yield f"lower the reservations of the group {lane}"
-            case "room":
-                yield f"raise max_waiting of {lane}"
-        for number in stubborn:
-            yield f"reset the slot of job {number}, whose body outlives its cancellation"
-        if reason["kind"] in ("concurrency", "session"):
-            for holder in reason["jobs"]:
-                waits = any(inner["kind"] == "job" for inner in holder["why"])
-                if waits and holder["slot"] == "held":
-                    yield f"have job {holder['id']} lend its slot while it waits (yield_slot)"

@@ -1,5 +1,5 @@
 // The store of durable lanes: instances, waiting jobs and why they wait, dead letters by error.
-import { h, limit, seconds, tell } from "./tools.js";
+import { focusIn, h, limit, seconds, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").View} View */
 /** @typedef {import("./types").ToldOfStore} Told */
@@ -14,7 +14,7 @@ class Durable extends HTMLElement {
     const now = JSON.stringify(view, (key, value) => key === "age" || key === "left" ? undefined : value);
     if (now === this.last) return;
     this.last = now;
-    const focus = /** @type {HTMLElement | null} */ (this.contains(document.activeElement) ? document.activeElement : null)?.dataset.key;
+    const refocus = focusIn(this);
     const card = h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"));
     this.replaceChildren(card);
     if (view.error !== undefined) { card.append(h("p", { class: "error" }, view.error)); return; }
@@ -24,10 +24,10 @@ class Durable extends HTMLElement {
     card.append(this.#table("Instances", ["instance", "running", "since"], view.instances.map((one) =>
       [`${one.host} ${one.pid}`, String(one.running), seconds(one.age)])));
     if (view.locks.length) card.append(h("h3", {}, "Locks"), h("ul", { class: "notes" }, ...view.locks.map((lock) => h("li", {},
-      `${lock.name}: held by `, ...this.#asked(lock.holders, lock.holding), ...(lock.waiting ? [`; ${lock.waiting} waiting: `, ...this.#asked(lock.waiters, lock.waiting)] : [])))));
+      `${lock.name}: held by `, ...asked(lock.holders, lock.holding), ...(lock.waiting ? [`; ${lock.waiting} waiting: `, ...asked(lock.waiters, lock.waiting)] : [])))));
     if (view.quotas.length) card.append(h("h3", {}, "Quotas"), h("ul", { class: "notes" }, ...view.quotas.map((quota) => h("li", {},
       `${quota.name}: ` + quota.levels.map((level) => `${level.used} of ${level.limit} ${level.unit} in ${seconds(level.per)} used` +
-        (level.left === null ? "" : `, replenished in ${seconds(level.left)}`)).join("; "), ...(quota.waiting ? [`; ${quota.waiting} waiting: `, ...this.#asked(quota.waiters, quota.waiting)] : [])))));
+        (level.left === null ? "" : `, replenished in ${seconds(level.left)}`)).join("; "), ...(quota.waiting ? [`; ${quota.waiting} waiting: `, ...asked(quota.waiters, quota.waiting)] : [])))));
     if (view.paused.length) card.append(h("h3", {}, "Paused sessions"), h("ul", { class: "notes" }, ...view.paused.map((one) => h("li", {},
       one.session + (one.left === null ? "" : ` — ${seconds(one.left)} more`)))));
     if (view.dead.length) card.append(h("h3", {}, `Dead letters: ${view.totals.dead}`), h("ul", { class: "notes" }, ...view.dead.map((group) => {
@@ -38,10 +38,10 @@ class Durable extends HTMLElement {
       return line;
     }), ...(view.more_dead > 0 ? [h("li", {}, `and ${view.more_dead} more`)] : [])));
     if (view.jobs.length) card.append(h("h3", {}, "Waiting jobs"), h("ul", { class: "notes" }, ...view.jobs.map((job) => h("li", {},
-      this.#link(job.id, `${job.id} ${job.session ?? job.name}`),
+      to("stored", job.id, `${job.id} ${job.session ?? job.name}`),
       ` ${job.why_parked ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")))));
     card.append(this.#why);
-    if (focus) /** @type {HTMLElement | null} */ (this.querySelector(`[data-key="${CSS.escape(focus)}"]`))?.focus();
+    refocus();
   }
 
   /** @param {Told | null} told */
@@ -52,23 +52,18 @@ class Durable extends HTMLElement {
       h("ul", { class: "why" }, ...(told?.error && !told.why ? [told.error] : lines).map((line) => h("li", {}, line))));
   }
 
-  /** @param {number} id @param {string} text */
-  #link(id, text) {
-    return h("button", { type: "button", class: "link", "data-key": String(id), click: () => tell(this, "lanes-durable", id) }, text);
-  }
-
-  /** Requests for a lock or a quota, of which there are more than are listed. @param {import("./types").Asked[]} requests @param {number} all */
-  #asked(requests, all) {
-    const listed = requests.flatMap((one, at) => [at ? ", " : "", one.job === null ? `a task on ${one.where}` : this.#link(one.job, `job ${one.job}`),
-      ` for ${seconds(one.age)}`]);
-    return all > requests.length ? [...listed, ` and ${all - requests.length} more`] : listed;
-  }
-
   /** @param {string} caption @param {string[]} head @param {string[][]} rows */
   #table(caption, head, rows) {
     return h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, ...rows.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), ...cells.map((text) => h("td", {}, text))))));
   }
+}
+
+/** Requests for a lock or a quota, of which there are more than are listed. @param {import("./types").Asked[]} requests @param {number} all */
+function asked(requests, all) {
+  const listed = requests.flatMap((one, at) => [at ? ", " : "", one.job === null ? `a task on ${one.where}` : to("stored", one.job, `job ${one.job}`),
+    ` for ${seconds(one.age)}`]);
+  return all > requests.length ? [...listed, ` and ${all - requests.length} more`] : listed;
 }
 
 customElements.define("lanes-durable", Durable);

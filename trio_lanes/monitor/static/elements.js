@@ -1,5 +1,5 @@
 // The custom elements of numbers: totals, lanes, what is noticed, sessions. Each takes `frame`.
-import { choice, clock, h, limit, say, seconds, svg, tell } from "./tools.js";
+import { choice, clock, h, limit, say, seconds, svg, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 /** @typedef {import("./types").Row} Row */
@@ -21,7 +21,7 @@ class Totals extends HTMLElement {
       const value = h("strong"), under = h("small");
       const line = svg("polyline", { points: "" });
       const drawn = svg("svg", { viewBox: "0 0 60 20", preserveAspectRatio: "none", "aria-hidden": "true" }, line);
-      this.append(h("div", { class: "card" }, h("span", {}, name), drawn, value, under));
+      this.append(h("div", { class: "card" }, name === "Failed" || name === "Finished" ? to("ended", "", name) : h("span", {}, name), drawn, value, under));
       this.cards.set(name, { value, under, line, past: [] });
     }
   }
@@ -60,7 +60,7 @@ class Totals extends HTMLElement {
   }
 }
 
-const MOST_SLOTS = 24;
+const MOST_SLOTS = 24, HEADS = ["lane", "slots", "line: in sessions ▨ · in lane ▮ · held by rate ▬", "oldest · p95", "rate left"];
 
 class Table extends HTMLElement {
   /** @type {Map<string, ReturnType<Table["make"]>>} */
@@ -71,7 +71,7 @@ class Table extends HTMLElement {
     if (this.firstChild) return;
     this.body = h("tbody");
     this.append(h("table", { class: "card" }, h("caption", { class: "hidden" }, "Lanes"), h("thead", {}, h("tr", {},
-      ...["lane", "slots", "line: in sessions ▨ · in lane ▮ · held by rate ▬", "oldest · p95", "rate left"].map(
+      ...HEADS.map(
         (text) => h("th", { scope: "col" }, text)),
       h("td", {}))), this.body));
   }
@@ -98,8 +98,9 @@ class Table extends HTMLElement {
     const under = h("small"), slots = h("span", { class: "slots", role: "img" }), lent = h("small");
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
     const line = h("small"), wait = h("span"), rate = h("span"), last = h("td");
-    const all = h("tr", { "data-lane": name }, h("th", { scope: "row" }, name, under), h("td", {}, slots, lent),
-      h("td", {}, bar, line), h("td", {}, wait), h("td", {}, rate), last);
+    const cell = (/** @type {number} */ i, /** @type {Node[]} */ ...parts) => h("td", { "data-head": HEADS[i].split(":")[0] }, ...parts);
+    const all = h("tr", { "data-lane": name }, h("th", { scope: "row" }, h("span", { class: "name" }, to("lane", name, name)), under),
+      cell(1, slots, lent), cell(2, bar, line), cell(3, wait), cell(4, rate), last);
     const made = { all, under, slots, lent, bar, line, wait, rate, pause: h("button"), drawn: "",
       now: /** @type {Row | null} */ (null) };
     if (this.operates) last.append(this.#menu(name, made));
@@ -168,6 +169,13 @@ function left(rate, now) {
   return `${rate.unit} ${percent}%` + (rate.full_at === null ? "" : ` · full in ${seconds(rate.full_at - now)}`);
 }
 
+/** The text of a note, as a link to what it is about. @param {import("./types").Note} note */
+export function noted(note) {
+  if (note.job !== null) return to("job", note.job, note.text);
+  if (note.lane === "") return note.text;
+  return note.lane.startsWith("session:") ? to("session", note.lane.slice(8), note.text) : to("lane", note.lane, note.text);
+}
+
 class Noticed extends HTMLElement {
   last = "";
 
@@ -184,49 +192,44 @@ class Noticed extends HTMLElement {
     if (now === this.last) return;
     this.last = now;
     this.list?.replaceChildren(...notes.map((note) => h("li", { class: note.level },
-      h("time", {}, clock(note.wall)), " ", note.text, note.count > 1 ? ` (${note.count} times)` : "")));
+      h("time", {}, clock(note.wall)), " ", noted(note), note.count > 1 ? ` (${note.count} times)` : "")));
     if (!notes.length) this.list?.replaceChildren(h("li", {}, "nothing yet"));
   }
 }
 
 class Sessions extends HTMLElement {
   order = "waiting";
-  search = "";
+  /** @type {Frame | null} */
+  shown = null;
 
   connectedCallback() {
     if (this.firstChild) return;
     this.list = h("tbody");
-    this.found = h("div", { class: "found", "aria-live": "polite" });
+    this.which = h("small");
     this.append(h("section", { class: "card", "aria-label": "Sessions" }, h("h2", {}, "Sessions"),
-      choice("Order of the sessions", ["waiting", "oldest", "name"], (name) => {
+      choice("Order of the sessions", ["waiting", "oldest"], (name) => {
         this.order = name;
         if (this.shown) this.frame = this.shown;
-      }),
-      this.found,
+      }), this.which,
       h("table", {}, h("caption", { class: "hidden" }, "Sessions"), h("thead", {}, h("tr", {}, ...["session", "waiting", "running", "oldest"].map((text) => h("th", { scope: "col" }, text)))), this.list)));
-    /** @type {Frame | null} */
-    this.shown = null;
   }
 
   /** @param {Frame} frame */
   set frame(frame) {
     this.shown = frame;
-    const wanted = this.search.toLowerCase();
-    const rows = frame.sessions.filter((one) => one.key.toLowerCase().includes(wanted));
-    if (this.order === "name") rows.sort((a, b) => a.key < b.key ? -1 : 1);
-    if (this.order === "oldest") rows.sort((a, b) => (a.oldest ?? Infinity) - (b.oldest ?? Infinity));
+    const old = this.order === "oldest", rows = old ? frame.longest.sessions : frame.sessions;
+    if (this.which) say(this.which, `${rows.length} of ${frame.totals.sessions} sessions: ` + (!old ? "those with the most waiting jobs"
+      : frame.longest.whole ? "the oldest waits of all" : "the oldest waits; behind them so many jobs wait that no more were read"));
     while (this.list && this.list.children.length > rows.length) this.list.lastChild?.remove();
     rows.forEach((one, i) => {
       let row = this.list?.children[i];
       if (!row) {
-        const pick = h("button", { type: "button", class: "link", click: () => tell(pick, "lanes-session", pick.textContent) });
-        row = h("tr", {}, h("th", { scope: "row" }, pick), h("td"), h("td"), h("td"));
+        row = h("tr", {}, h("th", { scope: "row" }), h("td"), h("td"), h("td"));
         this.list?.append(row);
       }
-      const texts = [one.key, String(one.waiting), String(one.active) + (one.paused ? " paused" : ""),
-        one.oldest === null ? "–" : seconds(frame.at - one.oldest)];
-      say(/** @type {Element} */ (row.children[0].firstChild), texts[0]);
-      for (let k = 1; k < 4; k += 1) say(row.children[k], texts[k]);
+      if (row.children[0].textContent !== one.key) row.children[0].replaceChildren(to("session", one.key, one.key));
+      [String(one.waiting), String(one.active) + (one.paused ? " paused" : ""), one.oldest === null ? "–" : seconds(frame.at - one.oldest)].forEach(
+        (text, k) => say(/** @type {HTMLElement} */ (row).children[k + 1], text));
     });
   }
 }

@@ -1,14 +1,13 @@
 // The page of the monitor: what is around the live part, and the story of one job.
-import { Sessions } from "./elements.js";
 import { Durable } from "./durable.js";
 import { Live } from "./live.js";
+import "./hour.js";
 import "./replay.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
-import { called, detail, h, say, served, tell } from "./tools.js";
+import { detail, say, served } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
-/** @typedef {import("./types").Job} Job */
 
 /** @template {Element} T @param {string} selector @param {new () => T} type @returns {T} */
 function one(selector, type) {
@@ -17,62 +16,67 @@ function one(selector, type) {
   return found;
 }
 
-const live = one("lanes-live", Live), timeline = one("lanes-timeline", Timeline), told = one("lanes-story", Story);
-const sessions = one("lanes-sessions", Sessions), search = one("#search", HTMLInputElement);
-const link = one("#link", HTMLElement), freeze = one("#freeze", HTMLButtonElement);
-let asked = 0;
+const live = one("lanes-live", Live), timeline = one("lanes-timeline", Timeline), story = one("lanes-story", Story);
+const search = one("#search", HTMLInputElement), link = one("#link", HTMLElement), freeze = one("#freeze", HTMLButtonElement);
+const now = () => live.latest?.at ?? 0;
+const FOLLOWED = ["job", "session", "lane", "ended", "error", "name"];
+let asked = 0, kind = "", key = "";
 
 live.addEventListener("lanes-link", (event) => say(link, detail(event)));
 live.addEventListener("lanes-frame", (event) => {
   const frame = /** @type {Frame} */ (detail(event));
   say(one("#who", HTMLElement), `pid ${frame.pid} · frame ${frame.n}`);
-  if (told.picked !== null && frame.at - asked >= 1) void ask(told.picked, frame.at);
+  if (frame.at - asked >= 1 && FOLLOWED.includes(kind)) void ask();
 });
 
-// ---- one job
+// ---- what was chosen has an address, the fragment of the page's: #job=12, #session=ann, #lane=main,
+// #find=text, #ended=, #error=ValueError, #name=answer
 
-/** @param {number} id @param {number} at */
-async function ask(id, at) {
-  asked = at;
-  const answer = await fetch(served(`job/${id}`)).catch(() => null);
-  if (told.picked !== id || answer === null) return;
-  const story = answer.ok ? await answer.json() : null;
-  if (story) { told.told = story; return; }
-  const ended = timeline.jobs.get(id)?.job;
-  if (!ended || ended.finished === null) { told.clear(`Job ${id} has ended, and has gone.`); return; }
-  told.told = { ...ended, at: at, owner: null, parent: null, place: null, why: [], too_long: false, help: [] };
+/** @param {boolean} [moves] whether the reader goes there */
+async function choose(moves = true) {
+  const [first, ...rest] = location.hash.slice(1).split("=");
+  try { key = decodeURIComponent(rest.join("=")); } catch { key = ""; }
+  kind = first;
+  timeline.picked = kind === "job" ? Number(key) : null;
+  story.last = "";
+  await ask();
+  if (moves && kind && kind !== "stored") story.enter();
 }
 
-document.addEventListener("lanes-pick", (event) => {
-  const { id } = detail(event);
-  told.picked = timeline.picked = id;
-  told.last = "";
-  void ask(id, live.latest?.at ?? 0);
-});
-
-live.addEventListener("lanes-acted", () => {
-  if (told.picked !== null) { told.last = ""; void ask(told.picked, live.latest?.at ?? 0); }
-});
-
-document.addEventListener("lanes-session", (event) => void find(detail(event)));
-
-/** Show the jobs of a session, or the job of that number. @param {string} text */
-async function find(text) {
-  sessions.search = "";
-  if (/^\d+$/.test(text) && timeline.jobs.has(Number(text))) {
-    tell(document, "lanes-pick", { id: Number(text) });
-    return;
+async function ask() {
+  asked = now();
+  const [what, which] = [kind, key];
+  const text = encodeURIComponent(which), ended = ["ended", "error", "name"].includes(what);
+  const path = what === "find" ? `find?text=${text}` : what === "ended" ? what : ended ? `ended?${what}=${text}` : `${what}/${text}`;
+  if (what !== "find" && !FOLLOWED.includes(what)) return;
+  if (what === "find") story.clear(`Found: ${which}`, "looking …");
+  const answer = await fetch(served(path)).catch(() => null);
+  if (kind !== what || key !== which || answer === null) return;
+  const found = answer.ok ? await answer.json() : null;
+  if (what === "job") show(found, Number(which));
+  else if (found === null) story.clear(which, "The monitor knows nothing of it.");
+  else if (ended) story.ended(what === "ended" ? "What has ended" : `${what === "error" ? "Error" : "Jobs"} ${which}`, found);
+  else if (what !== "find") story.list(/** @type {"lane"} */ (what), found);
+  else {
+    const { lanes, sessions, jobs, ended } = found, all = [...lanes, ...sessions, ...jobs, ...ended];
+    if (all.length === 1 && found.looked === found.there) location.replace(lanes.length ? `#lane=${encodeURIComponent(lanes[0])}`
+      : sessions.length ? `#session=${encodeURIComponent(sessions[0])}` : `#job=${all[0].id}`);
+    else story.found(which, found, now());
   }
-  const answer = await fetch(served(`session/${encodeURIComponent(text)}`)).catch(() => null);
-  const found = answer?.ok ? await answer.json() : { jobs: [], waiting: 0 };
-  /** @type {Job[]} */
-  const jobs = found.jobs;
-  sessions.found?.replaceChildren(h("p", {}, jobs.length ? `Jobs of ${text}:` : `No job of ${text} waits or runs` + (found.waiting ? ", or too many do." : ".")),
-    h("ul", {}, ...jobs.map((job) => {
-      const pick = h("button", { type: "button", class: "link", click: () => tell(pick, "lanes-pick", { id: job.id }) }, `${called(job)} ${job.state}`);
-      return h("li", {}, pick);
-    })));
 }
+
+/** @param {import("./types").Told | null} told @param {number} id */
+function show(told, id) {
+  const ended = timeline.jobs.get(id)?.job;
+  if (told) story.told = told;
+  else if (ended && ended.finished !== null) story.told = { ...ended, at: now(), owner: null, parent: null, place: null, roots: [], why: [], too_long: false };
+  else story.clear(`Job ${id}`, "It neither waits nor runs, and is not among the last that ended.");
+}
+
+addEventListener("hashchange", () => void choose());
+void choose(false);
+document.addEventListener("lanes-pick", (event) => { location.hash = `job=${detail(event).id}`; });
+live.addEventListener("lanes-acted", () => { story.last = ""; void ask(); });
 
 // ---- the store of durable lanes
 
@@ -84,10 +88,13 @@ if (one("meta[name=lanes-durable]", HTMLMetaElement).content) {
     const answer = await fetch(served("durable")).catch(() => null);
     if (answer?.ok) store.view = await answer.json();
   };
-  store.addEventListener("lanes-durable", async (event) => {
-    const answer = await fetch(served(`durable/${detail(event)}`)).catch(() => null);
+  const read = async () => {
+    if (kind !== "stored") return;
+    const answer = await fetch(served(`durable/${key}`)).catch(() => null);
     if (answer?.ok) store.told = await answer.json();
-  });
+  };
+  addEventListener("hashchange", () => void read());
+  void read();
   setInterval(() => void look(), 2000);
   void look();
 }
@@ -110,10 +117,9 @@ timeline.addEventListener("lanes-zoom", () => {
   for (const button of document.querySelectorAll("#span button")) button.setAttribute("aria-pressed", String(Number(/** @type {HTMLButtonElement} */ (button).value) === timeline.span));
 });
 
-search.addEventListener("input", () => { sessions.search = search.value; if (live.latest) sessions.frame = live.latest; });
-search.addEventListener("keydown", (event) => { if (event.key === "Enter" && search.value.trim()) void find(search.value.trim()); });
+search.addEventListener("keydown", (event) => { if (event.key === "Enter" && search.value.trim()) location.hash = `find=${encodeURIComponent(search.value.trim())}`; });
 document.addEventListener("keydown", (event) => {
-  const on = event.target instanceof Element ? event.target.closest("input, button, summary, dialog") : null;
+  const on = event.target instanceof Element ? event.target.closest("input, button, summary, select, dialog") : null;
   if (on || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") { event.preventDefault(); search.focus(); }
   if (event.key === "+") timeline.zoom(0.5);

@@ -1,109 +1,105 @@
-// The story of one job: what it is, why it waits as a tree and as a graph, and what would help.
-import { called, h, seconds, svg, tell } from "./tools.js";
+// The panel of what was chosen: a job and why it waits, the jobs of a session or a lane, or what was found.
+import { called, focusIn, h, lasted, seconds, tell, to } from "./tools.js";
 
-/** @typedef {import("./types").Job} Job */
-/** @typedef {import("./types").Reason} Reason */
+/** @typedef {import("./types").Line} Line */
 /** @typedef {import("./types").Told} Told */
 
 class Story extends HTMLElement {
   operates = false;
-  /** @type {number | null} */
-  picked = null;
   last = "";
 
   connectedCallback() {
     if (this.firstChild) return;
-    this.box = h("section", { class: "card story", "aria-label": "Job" });
+    this.box = h("section", { class: "card story", "aria-label": "Chosen" });
     this.append(this.box);
-    this.clear("Choose a job: on the time line, or by its session.");
+    this.clear("Job", "Choose a job, a session or a lane, or search for one.");
   }
 
-  /** @param {string} text */
-  clear(text) {
-    this.last = "";
-    this.box?.replaceChildren(h("h2", {}, "Job"), h("p", {}, text));
+  /** @param {string} title @param {string} text */
+  clear(title, text) {
+    this.#fill(title, text, () => [h("p", {}, text)]);
   }
 
-  /** @param {Told} told */
+  /** Show a job. @param {Told} told */
   set told(told) {
-    // Ages are rounded, so that the panel is not built anew, and no focus is lost, at each frame.
-    const now = JSON.stringify({ ...told, at: Math.round(told.at) });
-    if (now === this.last) return;
-    this.last = now;
-    const focus = /** @type {HTMLElement | null} */ (this.contains(document.activeElement) ? document.activeElement : null)?.dataset.key;
-    const facts = h("dl", {});
-    for (const [name, text] of this.#facts(told)) facts.append(h("dt", {}, name), h("dd", {}, text));
-    /** @type {Element[]} */
-    const parts = [h("h2", {}, `Job ${told.id} · ${told.name}`), facts];
-    if (told.why.length) {
-      parts.push(h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"), this.#tree(told.why, told.at), this.#graph(told));
-    } else if (told.too_long) parts.push(h("p", {}, "Thousands of jobs wait in this lane: they are not listed."));
-    if (told.help.length) parts.push(h("p", { class: "help" }, h("strong", {}, "What would help: "), told.help.join(" · ")));
-    if (this.operates && (told.state === "waiting" || told.state === "running")) parts.push(this.#buttons(told));
-    this.box?.replaceChildren(...parts);
-    if (focus) /** @type {HTMLElement | null} */ (this.querySelector(`[data-key="${focus}"]`))?.focus();
+    // Ages are rounded, so that the panel is not built anew at each frame.
+    this.#fill(`Job ${told.id} · ${told.name}`, { ...told, at: Math.round(told.at), operates: this.operates }, () => {
+      const facts = h("dl", {});
+      for (const [name, ...parts] of this.#facts(told)) facts.append(h("dt", {}, name), h("dd", {}, ...parts));
+      const parts = [facts, ...this.#why(told)];
+      if (this.operates && (told.state === "waiting" || told.state === "running")) parts.push(this.#buttons(told));
+      return parts;
+    });
   }
 
-  /** @param {Told} told @returns {[string, string][]} */
+  /** Show the jobs of a session or of a lane. @param {"session" | "lane"} kind @param {import("./types").Listed} found */
+  list(kind, found) {
+    const { key, waiting, active, paused, at } = found;
+    this.#fill(`${kind === "session" ? "Session" : "Lane"} ${key}`, { ...found, at: Math.round(at) }, () => [
+      h("p", {}, `${waiting} waiting · ${active} running${paused ? " · paused" : ""}`), ...listed(found.jobs, at),
+      ...(found.ended ? failures(found.ended, at) : []),
+      ...(waiting + active > found.jobs.length ? [h("p", { class: "soft" }, `The first ${found.jobs.length} are listed.`)] : [])]);
+  }
+
+  /** Show what was found. @param {string} text @param {import("./types").Found} found @param {number} at */
+  found(text, found, at) {
+    const names = (/** @type {"session" | "lane"} */ kind, /** @type {string[]} */ keys) =>
+      keys.length ? [h("h3", {}, `${kind}s`), h("ul", { class: "notes" }, ...keys.map((key) => h("li", {}, to(kind, key, key))))] : [];
+    const whole = found.looked === found.there, full = found.jobs.length === found.most;
+    const scope = full ? `The first ${found.most} jobs are listed: ${found.looked} of ${found.there} were looked at.`
+      : `${found.jobs.length || "No"} ${found.jobs.length === 1 ? "job" : "jobs"} of the ${whole ? `${found.there} that wait or run` : `${found.looked} that were looked at; ${found.there} wait or run`}.`;
+    this.#fill(`Found: ${text}`, found, () => [h("p", { role: "status" }, scope), ...names("lane", found.lanes), ...names("session", found.sessions), ...listed(found.jobs, at),
+      ...(found.ended.length ? [h("h3", {}, "ended"), ...listed(found.ended, at)] : [])]);
+  }
+
+  /** Show what has ended. @param {string} title @param {import("./types").Ended} found */
+  ended(title, found) {
+    const { at, outcomes, names } = found;
+    const counts = Object.entries(outcomes).map(([state, count]) => `${count} ${state}`).join(" · ");
+    this.#fill(title, { ...found, at: Math.round(at / 5) }, () => [
+      h("p", {}, found.since === null ? "No job has ended that the monitor has seen." : `The last ${found.recorded} that were seen, since ${seconds(at - found.since)} ago: ${counts}.`),
+      ...failures(found, at), ...(names.length ? [h("h3", {}, "By name"), h("table", {}, h("caption", { class: "hidden" }, "Ended jobs by name"),
+        h("thead", {}, h("tr", {}, ...["name", "jobs", "wait p50 · p95", "run p50 · p95"].map((text) => h("th", { scope: "col" }, text)))),
+        h("tbody", {}, ...names.map(({ name, count, quantiles: q }) => h("tr", {}, h("th", { scope: "row" }, to("name", name, name)), h("td", {}, String(count)),
+          h("td", {}, q ? `${seconds(q[0])} · ${seconds(q[1])}` : "–"), h("td", {}, q ? `${seconds(q[2])} · ${seconds(q[3])}` : "–")))))] : []),
+      ...(found.jobs.length ? [h("h3", {}, "The last that failed"), ...listed(found.jobs, at)] : [])]);
+  }
+
+  /** @param {string} title @param {unknown} data @param {() => Element[]} parts */
+  #fill(title, data, parts) {
+    const now = JSON.stringify([title, data]);
+    if (now === this.last || !this.box) return;
+    this.last = now;
+    const refocus = focusIn(this);
+    this.box.replaceChildren(h("h2", { tabindex: "-1", "data-key": "title" }, title), ...parts());
+    refocus();
+  }
+
+  /** Whoever has chosen reads on here. */
+  enter() { this.querySelector("h2")?.focus(); }
+
+  /** @param {Told} told @returns {[string, ...(string | Node)[]][]} */
   #facts(told) {
-    const since = told.since ?? told.submitted;
-    const age = told.state === "waiting" ? `waiting in ${told.lane} for ${seconds(told.at - since)}`
-      : told.state === "running" ? `running in ${told.lane} for ${seconds(told.at - (told.started ?? told.at))}, slot ${told.slot ?? "none"}${told.cancel ? ", cancelled: its body still runs" : ""}`
-      : `${told.state} after ${seconds((told.finished ?? told.at) - (told.started ?? told.submitted))}`;
-    /** @type {[string, string][]} */
-    const facts = [["state", age]];
+    /** @type {[string, ...(string | Node)[]][]} */
+    const facts = [["state", `${lasted(told, told.at)}${told.state === "running" ? `, slot ${told.slot ?? "none"}` : ""}`],
+      ["lane", to("lane", told.label, told.lane)]];
     if (told.place !== null) facts.push(["place", `${told.place} of ${told.line}`]);
     else if (told.state === "waiting") facts.push(["place", told.session === null ? "not due yet, or far behind" : "in its session"]);
-    const of = told.session === null ? "no session" : `session ${told.session}`;
-    facts.push(["from", told.priority === undefined ? of : `${of} · owner ${told.owner ?? "none"} · priority ${told.priority}`]);
-    if (told.parent) facts.push(["parent", called(told.parent)]);
+    facts.push(["from", told.session === null ? "no session" : to("session", told.session, told.session),
+      told.priority === undefined ? "" : ` · owner ${told.owner ?? "none"} · priority ${told.priority}`]);
+    if (told.parent) facts.push(["parent", to("job", told.parent.id, called(told.parent))]);
     return facts;
   }
 
-  /** @param {Reason[]} reasons @param {number} now @returns {HTMLElement} */
-  #tree(reasons, now) {
-    return h("ul", { class: "why" }, ...reasons.map((reason) => {
-      const until = reason.until === null ? "" : ` — ${seconds(reason.until - now)} more`;
-      const item = h("li", {}, h("strong", {}, reason.text), until);
-      if (reason.jobs.length) {
-        item.append(h("ul", {}, ...reason.jobs.map((job) => {
-          const age = job.state === "running" ? `runs ${seconds(now - (job.started ?? now))}${job.cancel ? ", cancelled" : ""}` : job.state === "waiting" ? `waits ${seconds(now - job.submitted)}` : job.state;
-          const pick = h("button", { type: "button", class: "link", "data-key": `job${job.id}`, click: () => tell(this, "lanes-pick", { id: job.id, text: called(job) }) }, called(job));
-          const line = h("li", { class: job.cancel ? "warning" : "" }, pick, ` ${age}`);
-          if (job.why.length) line.append(this.#tree(job.why, now));
-          return line;
-        }), ...(reason.more > 0 ? [h("li", {}, `and ${reason.more} more`)] : [])));
-      }
-      return item;
-    }));
-  }
-
-  /** @param {Told} told */
-  #graph(told) {
-    /** @type {{x: number, y: number, text: string, kind: string}[]} */
-    const nodes = [];
-    /** @type {[number, number, number, number][]} */
-    const lines = [];
-    let y = 14;
-    for (const reason of told.why.slice(0, 6)) {
-      const holders = reason.jobs.slice(0, 5), top = y;
-      for (const job of holders) {
-        nodes.push({ x: 215, y, text: called(job), kind: job.cancel ? "bad" : job.state });
-        y += 24;
-      }
-      if (!holders.length) y += 24;
-      const middle = (top + y - 24) / 2;
-      nodes.push({ x: 105, y: middle, text: reason.until === null ? (reason.kind === "session" ? reason.lane : `${reason.kind} ${reason.lane}`) : `${reason.kind} ${seconds(reason.until - told.at)}`, kind: reason.kind });
-      holders.forEach((_, i) => lines.push([195, middle, 215, top + i * 24]));
-      lines.push([85, -1, 105, middle]);
-      y += 6;
-    }
-    const middle = Math.max(14, (y - 20) / 2);
-    nodes.push({ x: 0, y: middle, text: called(told), kind: "self" });
-    return svg("svg", { class: "graph", viewBox: `0 0 310 ${Math.max(y, 30)}`, role: "img", "aria-label": `Graph of waits of job ${told.id}: the list above in a drawing` },
-      ...lines.map(([x1, y1, x2, y2]) => svg("path", { d: `M${x1} ${y1 < 0 ? middle : y1}C${(x1 + x2) / 2} ${y1 < 0 ? middle : y1} ${(x1 + x2) / 2} ${y2} ${x2} ${y2}` })),
-      ...nodes.map((node) => svg("g", { class: `node ${node.kind}` }, svg("rect", { x: node.x + 0.5, y: node.y - 10, width: 90, height: 20, rx: 4 }),
-        svg("text", { x: node.x + 45, y: node.y + 4 }, node.text.length > 15 ? `${node.text.slice(0, 14)}…` : node.text))));
+  /** @param {Told} told @returns {Element[]} */
+  #why(told) {
+    if (told.too_long) return [h("p", {}, "Thousands of jobs wait in this lane: what is before it was not looked up.")];
+    if (!told.why.length) return [];
+    const items = told.why.map((reason) => h("li", {}, h("strong", {}, reason.text), reason.until === null ? "" : ` — ${seconds(reason.until - told.at)} more`,
+      ...listed(reason.jobs, told.at), reason.more > 0 ? h("p", { class: "soft" }, `and ${reason.more} more`) : ""));
+    return [h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"),
+      ...told.roots.map(way),
+      h("details", { class: "plain" }, h("summary", {}, "directly before it"), h("ul", { class: "why" }, ...items))];
   }
 
   /** @param {Told} told */
@@ -117,6 +113,30 @@ class Story extends HTMLElement {
       ask: `Cancel job ${told.id} ${told.name}, which is ${told.state}? This cannot be undone.` }, true));
     return h("p", { class: "buttons" }, ...buttons);
   }
+}
+
+/** A list of jobs, each with its lane, its age and its reason. @param {Line[]} jobs @param {number} now @returns {Element[]} */
+export function listed(jobs, now) {
+  if (!jobs.length) return [];
+  return [h("ul", { class: "jobs" }, ...jobs.map((job) => h("li", { class: job.cancel || job.state === "failed" ? "warning" : "" },
+    to("job", job.id, `${job.id} ${job.name}`), ` ${lasted(job, now)}`,
+    h("small", {}, [job.session, job.lane, job.reason].filter(Boolean).join(" · ")))))];
+}
+
+/** The failures by error. @param {import("./types").Ended} found @param {number} now @returns {Element[]} */
+function failures(found, now) {
+  if (!found.groups.length) return [];
+  return [h("h3", {}, `Failed: ${found.failed}, since ${seconds(now - (found.failed_since ?? now))} ago`), h("ul", { class: "jobs" }, ...found.groups.map((group) => h("li", {},
+    h("strong", {}, `${group.count} × `), to("error", group.error, group.error), " in ", to("name", group.name, group.name), ` of ${group.label}`,
+    h("small", {}, "last: ", to("job", group.last.id, String(group.last.id)), ` ${lasted(group.last, now)} · ${group.last.reason}`),
+    ...(group.trace ? [h("details", { class: "plain", "data-key": `trace ${group.error} ${group.name}` }, h("summary", {}, "last traceback"), h("pre", { tabindex: "0" }, group.trace))] : []))))];
+}
+
+/** The way from a job to the root of its wait. @param {import("./types").Root} root */
+function way(root) {
+  return h("p", { class: "help" }, h("strong", {}, String(root.job), ...root.chain.flatMap(([id, relation]) => [" ← ", to("job", id, String(id)), ` ${relation}`]), ` ← ${root.text}`),
+    ...(root.jobs.length ? [h("br"), "It is held by ", ...root.jobs.flatMap((id, i) => [i ? ", " : "", to("job", id, String(id))])] : []),
+    h("br"), root.advice === null ? "Only time helps." : `What would help: ${root.advice}`);
 }
 
 customElements.define("lanes-story", Story);

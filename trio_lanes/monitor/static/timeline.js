@@ -2,7 +2,7 @@
 //
 // Running and waiting jobs come with each frame, ended jobs once, as records. A bar has a piece for
 // each state, each with a pattern of its own. It is one canvas, drawn once a frame.
-import { called, choice, h, tell } from "./tools.js";
+import { called, choice, h, lasted, say, tell } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 /** @typedef {import("./types").Job} Job */
@@ -58,15 +58,19 @@ class Timeline extends HTMLElement {
   now = 0;
   /** @type {{x: number, y: number, width: number, job: Job}[]} */
   bars = [];
+  /** @type {number | null} */
+  cursor = null; // the job that the arrow keys have come to
+  said = h("p", { role: "status", class: "soft" });
 
   connectedCallback() {
     if (this.firstChild) return;
-    this.canvas = h("canvas", { role: "img", "aria-label": "Time line of jobs", click: (/** @type {MouseEvent} */ event) => this.#click(event),
+    this.canvas = h("canvas", { role: "application", tabindex: "0", "aria-label": "Time line of jobs", "aria-describedby": "lanes-keys",
+      keydown: (/** @type {KeyboardEvent} */ event) => this.#key(event), click: (/** @type {MouseEvent} */ event) => this.#click(event),
       wheel: (/** @type {WheelEvent} */ event) => { if (event.ctrlKey) { event.preventDefault(); this.zoom(event.deltaY > 0 ? 1.25 : 0.8); } } });
     const legend = Object.entries(STATES).map(([state, [text]]) => h("li", {}, h("i", { class: `state ${state}` }), text));
     this.append(h("section", { class: "card", "aria-label": "Time line" }, h("div", { class: "legend" },
       h("h2", {}, "Time line"), choice("Rows", ["sessions", "slots"], (name) => { this.by = name; this.draw(); }),
-      h("ul", {}, ...legend)), this.canvas));
+      h("ul", {}, ...legend)), this.canvas, this.said, h("span", { id: "lanes-keys", class: "hidden" }, "Arrow keys go from job to job, Enter opens one.")));
     new ResizeObserver(() => this.draw()).observe(this);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.colours = null; this.draw(); });
     /** @type {Record<string, string | CanvasPattern> | null} */
@@ -184,6 +188,7 @@ class Timeline extends HTMLElement {
         const from = x(known.job.submitted), to = x(known.job.finished ?? now);
         this.bars.push({ x: from, y, width: Math.max(4, to - from), job: known.job });
         if (known.job.id === this.picked) { pen.strokeStyle = colour.text; pen.lineWidth = 2; pen.strokeRect(from - 1, y - 2, Math.max(4, to - from) + 2, BAR + 4); pen.lineWidth = 1; }
+        if (known.job.id === this.cursor) { pen.strokeStyle = colour.text; pen.setLineDash([3, 2]); pen.strokeRect(from - 2, y - 3, Math.max(4, to - from) + 4, BAR + 6); pen.setLineDash([]); }
       }
       y += ROW;
     }
@@ -220,6 +225,27 @@ class Timeline extends HTMLElement {
       }
     }
     for (const begun of paused.values()) band(begun, this.now);
+  }
+
+  /** Go to another job: beside this one in its row, or the nearest in another row. @param {KeyboardEvent} event */
+  #key(event) {
+    const bars = this.bars, now = bars.find((bar) => bar.job.id === this.cursor);
+    if (event.key === "Enter" && now) { tell(this, "lanes-pick", { id: now.job.id }); return; }
+    const aside = { ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? 0, down = { ArrowUp: -1, ArrowDown: 1 }[event.key] ?? 0;
+    if (!(aside || down) || !bars.length) return;
+    event.preventDefault();
+    const middle = (/** @type {typeof bars[0]} */ bar) => bar.x + bar.width / 2;
+    let next = now ?? bars[bars.length - 1];
+    if (now && aside) {
+      const row = bars.filter((bar) => bar.y === now.y).sort((a, b) => a.x - b.x || a.job.id - b.job.id);
+      next = row[row.indexOf(now) + aside] ?? now;
+    } else if (now) {
+      const others = bars.filter((bar) => bar.y === now.y + down * ROW);
+      next = others.sort((a, b) => Math.abs(middle(a) - middle(now)) - Math.abs(middle(b) - middle(now)))[0] ?? now;
+    }
+    this.cursor = next.job.id;
+    this.draw();
+    say(this.said, `${called(next.job)} in ${next.job.lane}: ${lasted(next.job, this.now)}. Enter opens it.`);
   }
 
   /** @param {MouseEvent} event */

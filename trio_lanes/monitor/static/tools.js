@@ -77,7 +77,29 @@ export function choice(label, names, choose) {
   return h("fieldset", { class: "choice" }, h("legend", { class: "hidden" }, label), ...buttons);
 }
 
+/**
+ * A link to the address of one thing on the monitor's page, which can be sent to a colleague.
+ * @param {string} kind @param {string | number} key @param {string} text
+ */
+export function to(kind, key, text) {
+  return h("a", { class: "link", href: `${served("")}#${kind}=${encodeURIComponent(key)}`, "data-key": `${kind}=${key}` }, text);
+}
+
+/** What has the focus inside of `box`, to give it back when the box was filled anew. @param {Element} box */
+export function focusIn(box) {
+  const active = document.activeElement instanceof HTMLElement && box.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  return () => { if (active) /** @type {HTMLElement | null} */ (box.querySelector(`[data-key="${CSS.escape(active)}"]`))?.focus(); };
+}
+
 /** What a job is called. @param {{id: number, name: string, session: string | null}} job */
 export function called(job) {
   return `${job.id} ${job.session ?? job.name}`;
+}
+
+/** What a job does, and for how long. @param {import("./types").Job} job @param {number} now */
+export function lasted(job, now) {
+  if (job.state === "waiting") return `waits ${seconds(now - (job.since ?? job.submitted))}`;
+  if (job.state === "running") return `runs ${seconds(now - (job.started ?? now))}${job.cancel ? ", cancelled: its body still runs" : ""}`;
+  const end = job.finished ?? now;
+  return `${job.state} after ${seconds(end - (job.started ?? job.submitted))}, ${seconds(now - end)} ago`;
 }

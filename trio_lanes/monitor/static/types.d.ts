@@ -13,15 +13,21 @@ export type Row = {name: string, template: boolean, alive: number, limit: number
 export type Group = {name: string, members: string[], slots: number, limit: number | null,
   rates: Rate[]};
 export type Note = {seq: number, at: number, wall: number, level: string, kind: string, lane: string,
-  text: string, count: number};
-export type Session = {key: string, waiting: number, active: number, paused: boolean,
-  oldest: number | null, next: Job[]};
+  job: number | null, text: string, count: number};
+export type Numbers = {key: string, waiting: number, active: number, paused: boolean, oldest: number | null};
+export type Session = Numbers & {next: Job[]};
+export type Line = Job & {reason?: string};
+export type Ended = {at: number, recorded: number, outcomes: Record<string, number>, failed: number, since: number | null, failed_since: number | null,
+  groups: {error: string, name: string, label: string, count: number, last: Line, trace: string}[],
+  names: {name: string, count: number, quantiles: number[] | null}[], jobs: Line[]};
+export type Listed = Numbers & {at: number, jobs: Line[], ended?: Ended};
+export type Found = {sessions: string[], lanes: string[], jobs: Line[], ended: Line[], looked: number, there: number, most: number};
 export type Totals = {active: number, waiting: number, sessions: number, abandoned: number,
   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
   finished: number, failed: number, cancelled: number, quantiles: number[] | null};
 export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, lanes: Row[],
   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
-  notes: Note[]};
+  longest: {sessions: Numbers[], whole: boolean}, notes: Note[]};
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
   why_parked: string | null, left: number | null, attempt: number, crashes: number,
   error: string | null, age: number};
@@ -36,8 +42,8 @@ export type View = {error?: string, totals: Record<string, number>, more_dead: n
   left: number | null}[], waiting: number, waiters: Asked[]}[],
   paused: {session: string, left: number | null}[]};
 export type ToldOfStore = Stored & {error?: string, why: {text: string, left: number | null}[]};
-export type Holder = Job & {why: Reason[]};
 export type Reason = {kind: string, lane: string, until: number | null, reason: string | null,
-  text: string, jobs: Holder[], more: number};
+  text: string, jobs: Job[], more: number};
+export type Root = {job: number, chain: [number, string][], text: string, jobs: number[], advice: string | null};
 export type Told = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
-  line?: number, why: Reason[], too_long: boolean, help: string[]};
+  line?: number, roots: Root[], why: Reason[], too_long: boolean};

@@ -1,0 +1,97 @@
+"""The last hour, also while no page was open: the numbers of each lane, in rings of fixed size.
+
+A system task of Trio takes a sample every five seconds, and lets `Records` go on every second. It
+ends with the lanes. So what an hour costs does not depend on what the jobs do.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from typing import Final, final
+
+import trio
+
+from trio_lanes import Lanes
+
+from ._frames import MAX_ROWS, Frame
+from ._notes import Notes
+from ._records import Records
+
+EVERY: Final = 5  # seconds
+SAMPLES: Final = 720  # an hour
+COLUMNS: Final = ("slots", "limit", "waiting", "oldest", "finished", "failed", "overdue")
+_OLDEST: Final = COLUMNS.index("oldest")
+_WIDTH: Final = len(COLUMNS)
+_ALL: Final = ""
+
+
+@final
+class History:
+    """Samples of the lanes of one monitor."""
+
+    def __init__(self, lanes: Lanes, notes: Notes, records: Records) -> None:
+        self._lanes: Final = lanes
+        self._notes: Final = notes
+        self._records: Final = records
+        self._rings: Final[dict[str, array[float]]] = {}  # {label, or "" for all: samples}
+        self._walls: Final = array("d")  # when each was taken, on the clock of the machine
+        self._taken = 0
+        trio.lowlevel.spawn_system_task(self._keep, name="trio_lanes.monitor")
+
+    async def _keep(self) -> None:
+        while not self._notes.closing or not _idle(self._lanes):
+            self.sample()
+            for _ in range(EVERY):
+                self._records.next_frame()
+                await trio.sleep(1)
+
+    def sample(self) -> None:
+        """Take a sample, now."""
+        sums: dict[str, list[float]] = {_ALL: [0.0] * _WIDTH}
+        for name, lane in self._lanes.statistics().lanes.items():
+            values = (
+                lane.slots,
+                -1 if lane.concurrency == math.inf else lane.concurrency,
+                lane.waiting,
+                lane.oldest_wait,
+                lane.finished,
+                lane.failed,
+                0,
+            )
+            for key in (_ALL, self._lanes.lane(name).label):
+                known = sums.setdefault(key, [0.0] * _WIDTH)
+                for i, value in enumerate(values):
+                    known[i] = max(known[i], value) if i == _OLDEST else known[i] + value
+        place = self._taken % SAMPLES
+        self._walls[place : place + 1] = array("d", [time.time()])
+        for label, numbers in sums.items():
+            if label in self._rings or len(self._rings) <= MAX_ROWS:
+                ring = self._rings.setdefault(label, array("d", bytes(8 * SAMPLES * _WIDTH)))
+                ring[place * _WIDTH : (place + 1) * _WIDTH] = array("d", numbers)
+        for label in self._rings.keys() - sums.keys():  # of a template that has no lane now
+            self._rings[label][place * _WIDTH : (place + 1) * _WIDTH] = array("d", [0.0] * _WIDTH)
+        self._taken += 1
+
+    def hour(self, label: str) -> Frame:
+        """Return the samples of ``label``, or of all lanes, and all notes, the oldest first."""
+        first = max(0, self._taken - SAMPLES)
+        places = [number % SAMPLES for number in range(first, self._taken)]
+        ring = self._rings.get(label, self._rings.get(_ALL, array("d")))
+        return {
+            "columns": COLUMNS,
+            "labels": [key for key in self._rings if key != _ALL],
+            "label": label if label in self._rings else _ALL,
+            "walls": [round(self._walls[place]) for place in places],
+            "samples": [
+                [round(value, 1) for value in ring[place * _WIDTH : (place + 1) * _WIDTH]]
+                for place in places
+            ],
+            "notes": list(self._notes.notes),
+        }
+
+
+def _idle(lanes: Lanes) -> bool:
+    now = lanes.statistics()
+    return not (now.waiting or now.active or now.abandoned)
