@@ -45,6 +45,11 @@ FLAGS = (
     "--disable-sync",
 )
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+SMALL = """() => [...document.querySelectorAll('a, button, summary, input, select')]
+    .map(one => [one.textContent, one.getBoundingClientRect()])
+    .filter(([text, box]) => box.width && (box.width < 24 || box.height < 24))
+    .map(([text]) => text)"""
+"""The names of all targets that have less than 24 pixels."""
 OPERATOR = "operator"  # of a viewer who may act: its name is in a header
 
 expect.set_options(timeout=PATIENCE * 1000 / 2)
@@ -61,14 +66,14 @@ class Stage:
         self.cut: Callable[[], None] = lambda: None  # ends the server, which begins again
         self._browser = browser
 
-    def open(self, *, operates: bool = False, **options: Any) -> Page:
+    def open(self, *, operates: bool = False, address: str = "", **options: Any) -> Page:
         headers = {"X-User": OPERATOR} if operates else {}
         context: BrowserContext = self._browser.new_context(extra_http_headers=headers, **options)
         page = context.new_page()
         page.set_default_timeout(PATIENCE * 1000 / 2)
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
         page.on("console", self._hear)
-        page.goto(self.url)
+        page.goto(self.url + address)
         expect(page.locator("#link")).to_have_text("live")
         return page
 
@@ -395,8 +400,8 @@ async def test_an_operator_pauses_undoes_limits_and_cancels() -> None:
         pick(page, jobs[4])
         story = page.locator("lanes-story")
         expect(story).to_contain_text("place2 of 3")
-        expect(story).to_contain_text("main runs as many as it may")
-        expect(story).to_contain_text("What would help: raise its priority · raise main to 4")
+        expect(story).to_contain_text(f'{jobs[4].id} ← slots of "main": 3 of 3 in use')
+        expect(story).to_contain_text('What would help: raise the concurrency of "main"')
         story.get_by_role("button", name="Priority +1").click()
         expect(story).to_contain_text("place1 of 3")
         story.get_by_role("button", name="Cancel job…").click()
@@ -423,7 +428,7 @@ async def test_a_reader_has_no_actions_and_a_hostile_name_is_text() -> None:
     def drive(stage: Stage) -> None:
         lanes = stage.lanes
         page = stage.open()
-        expect(page.locator("summary")).to_have_count(0)
+        expect(page.locator("lanes-table summary")).to_have_count(0)
 
         def begin() -> Job[Any]:
             lanes.pause("main")
@@ -431,11 +436,12 @@ async def test_a_reader_has_no_actions_and_a_hostile_name_is_text() -> None:
             return lanes.submit_nowait(trio.sleep_forever, name=HOSTILE, session=HOSTILE)
 
         job = stage.do(begin)
-        link = page.locator("lanes-sessions").get_by_role("button", name="onerror")
+        link = page.locator("lanes-sessions").get_by_role("link", name="onerror")
         expect(link).to_have_text(HOSTILE)
         link.click()
-        page.locator(".found button").last.click()
         story = page.locator("lanes-story")
+        expect(story.get_by_role("heading").first).to_have_text(f"Session {HOSTILE}")
+        story.locator(".jobs a.link").last.click()
         expect(story.get_by_role("heading").first).to_contain_text(f"Job {job.id}")
         expect(story).to_contain_text(HOSTILE)
         assert story.get_by_role("button", name="Cancel job…").count() == 0
@@ -452,14 +458,21 @@ async def test_the_keyboard_searches_and_freezes() -> None:
         stage.do(
             lambda: [lanes.submit_nowait(trio.sleep_forever, session=s) for s in ("ann", "ben")]
         )
-        rows = page.locator("lanes-sessions tbody tr")
-        expect(rows).to_have_count(2)
         page.keyboard.press("/")
-        page.keyboard.type("be")
-        expect(rows).to_have_text(["ben01–"])
-        page.keyboard.type("n")
+        page.keyboard.type("ben")
         page.keyboard.press("Enter")
-        expect(page.locator(".found")).to_contain_text("Jobs of ben")
+        title = page.locator("lanes-story h2")
+        expect(title).to_have_text("Found: ben")
+        expect(title).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.locator("lanes-story a").first).to_have_text("ben")
+        page.keyboard.press("Enter")
+        expect(title).to_have_text("Session ben")
+        assert page.url.endswith("#session=ben")
+        again = stage.open(address="#session=ben")
+        expect(again.locator("lanes-story h2")).to_have_text("Session ben")
+        expect(again.locator("lanes-story .jobs a")).to_have_count(1)
+        again.context.close()
         page.locator("h1").click()
         page.keyboard.press(" ")
         expect(page.locator("#link")).to_have_text("frozen")
@@ -475,6 +488,75 @@ async def test_the_keyboard_searches_and_freezes() -> None:
         expect(waiting).to_have_text("4")
 
     await browse(drive, main=9)
+
+
+async def test_incidents_are_reached_by_keyboard_alone_and_what_ended_by_one_click() -> None:
+    def drive(stage: Stage) -> None:
+        lanes = stage.lanes
+
+        def begin() -> tuple[Job[Any], Job[Any]]:
+            failed = lanes.submit_nowait(fail, session="ann", name="answer")
+            lanes.submit_nowait(trio.sleep_forever, session="ben")
+            return failed, lanes.submit_nowait(stubborn, session="eve", lane="cron", name="nightly")
+
+        failed, nightly = stage.do(begin)
+        page = stage.open()
+        title = page.locator("lanes-story h2")
+        # The time line: every job that it shows, also one that has failed.
+        expect(page.locator("lanes-totals .card").filter(has_text="Failed")).to_contain_text("1")
+        page.wait_for_function(
+            "id => document.querySelector('lanes-timeline').jobs.get(id)?.job.finished",
+            arg=failed.id,
+        )
+        page.locator("lanes-timeline canvas").focus()
+        for key in ("ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp"):
+            page.keyboard.press(key)
+        said = page.locator("lanes-timeline [role=status]")
+        expect(said).to_contain_text(f"{failed.id} ann in main: failed")
+        page.keyboard.press("Enter")
+        expect(title).to_have_text(f"Job {failed.id} · answer")
+        # What ended, by error, with its traceback.
+        page.get_by_role("link", name="Failed").click()
+        expect(title).to_have_text("What has ended")
+        story = page.locator("lanes-story")
+        story.get_by_text("last traceback").click()
+        expect(story.locator("pre")).to_contain_text("raise ValueError")
+        story.get_by_role("link", name="ValueError").click()
+        expect(title).to_have_text("Error ValueError")
+        # What is noticed leads to its job; it was there before this page.
+        stage.do(nightly.cancel)
+        noticed = page.locator("lanes-noticed").get_by_role("link", name="nightly still runs")
+        noticed.focus()
+        page.keyboard.press("Enter")
+        expect(title).to_have_text(f"Job {nightly.id} · nightly")
+        page.go_back()
+        expect(title).to_have_text("Error ValueError")
+        page.locator("lanes-table").get_by_role("link", name="cron").click()
+        expect(title).to_have_text("Lane cron")
+        expect(page.locator("lanes-hour").get_by_role("img")).to_have_count(5)
+
+    main = LaneConfig(concurrency=4, log_failures=False)
+    cron = LaneConfig(concurrency=1, overdue_after=0.1)
+    await browse(drive, main=main, cron=cron)
+
+
+async def test_an_icon_is_served_and_names_of_lanes_are_not_broken() -> None:
+    def drive(stage: Stage) -> None:
+        page = stage.open(viewport={"width": 1440, "height": 900})
+        icon = page.evaluate("document.querySelector('link[rel=icon]').href")
+        assert page.request.get(icon).status == 200
+        heights = page.evaluate(
+            "[...document.querySelectorAll('lanes-table .name a')].map(a => a.offsetHeight)"
+        )
+        assert heights == [24, 24, 24]
+        phone = stage.open(viewport={"width": 390, "height": 844})
+        heads = phone.evaluate(
+            "[...document.querySelectorAll('lanes-table tr[data-lane=main] td[data-head]')]"
+            ".map(cell => getComputedStyle(cell, '::before').content)"
+        )
+        assert heads == ['"slots"', '"line"', '"oldest · p95"', '"rate left"']
+
+    await browse(drive, main=24, subagent=8, provider=8)
 
 
 async def test_the_time_line_is_zoomed_and_frozen() -> None:
@@ -585,7 +667,11 @@ async def test_a_checker_of_accessibility_finds_nothing_in_any_look() -> None:
             page = stage.open(operates=True, **options)
             pick(page, job)
             expect(page.locator("lanes-story")).to_contain_text("Why does it wait?")
-            page.locator("summary").first.click()
+            page.locator("lanes-table summary").first.click()
+            for summary in page.locator("lanes-hour summary, lanes-story summary").all():
+                summary.click()
+            small = page.evaluate(SMALL)
+            assert small == [], look
             page.evaluate(AXE.read_text("utf-8"))
             found = page.evaluate("() => axe.run()")["violations"]
             assert found == [], look
@@ -624,13 +710,13 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
         expect(store).to_contain_text(HOSTILE)
         row = store.get_by_role("row").filter(has_text="main")
         expect(row).to_contain_text("1 of 1")
-        waiting = store.locator("li button.link", has_text="long")
+        waiting = store.locator("li a.link", has_text="long")
         expect(waiting).to_have_count(1)
         waiting.click()
         expect(store).to_contain_text("main runs as many as it may")
         lock = store.locator("li").filter(has_text=f"{HOSTILE}: held by")
         expect(lock).to_contain_text("; 1 waiting: job")
-        lock.locator("button.link").last.click()
+        lock.locator("a.link").last.click()
         expect(store).to_contain_text("it runs, and waits for the lock")
         quota = store.locator("li").filter(has_text="tokens: ")
         expect(quota).to_contain_text("of 100 tokens in")
@@ -646,7 +732,7 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
         expect(store).not_to_contain_text("Dead letters")
         reader = stage.open()
         expect(reader.locator("lanes-durable")).to_contain_text("Instances")
-        assert reader.locator("lanes-durable button:not(.link)").count() == 0
+        assert reader.locator("lanes-durable button").count() == 0
 
     with trio.fail_after(PATIENCE):
         async with open_durable_lanes(

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from tests.monitor.web import HOST, Operator, ask, looking, operator, post
 from trio_lanes import LaneConfig, open_lanes
 from trio_lanes.monitor import monitor
-from trio_lanes.monitor._history import COLUMNS
+from trio_lanes.monitor._history import NUMBERS
 
 QUIET = LaneConfig(concurrency=3, log_failures=False)
 
@@ -27,7 +27,7 @@ async def hour(app: Any, lane: str = "") -> Any:
 
 
 def column(told: Any, name: str) -> list[float]:
-    at = COLUMNS.index(name)
+    at = NUMBERS.index(name)
     return [sample[at] for sample in told["samples"]]
 
 
@@ -69,7 +69,7 @@ async def test_the_numbers_of_an_hour_ago_are_there_for_a_page_that_is_opened_no
 async def test_the_ring_holds_an_hour_in_few_megabytes_and_the_oldest_leave_first(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_lanes({f"lane-{number:02}": QUIET for number in range(60)}) as lanes:
+    async with open_lanes({f"lane-{number:02}": QUIET for number in range(62)}) as lanes:
         lanes.start_soon(trio.sleep, 100, lane="lane-00")
         app = monitor(lanes)
         await trio.sleep(300)

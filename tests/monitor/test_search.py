@@ -50,7 +50,7 @@ async def test_a_job_is_found_by_name_number_session_owner_and_meta(
             assert (answer["looked"], answer["there"]) == (202, 202)
             (line,) = answer["jobs"]
             assert (line["name"], line["lane"]) == ("Report", "main")
-            assert line["reason"] == "its delay is not over"
+            assert line["reason"] == f"{job.id} ← delay of 60 s, in about 60 s"
         assert (await found(app, "zo%C3%AB"))["sessions"] == ["Zoë"]
         assert (await found(app, "THE"))["lanes"] == ["other"]
         nothing = await found(app, "nothing")

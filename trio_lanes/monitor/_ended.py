@@ -16,7 +16,7 @@ from ._notes import clipped
 from ._records import EndedRun, Records
 
 _MAX_GROUPS: Final = 30
-_MAX_LISTED: Final = 20
+_LAST_FAILURES: Final = 20
 
 
 def ended(
@@ -59,7 +59,7 @@ def ended(
             {"name": clipped(job), "count": count, "quantiles": quantiles(_of(job, all_ended))}
             for job, count in names.most_common(_MAX_GROUPS)
         ],
-        "jobs": [ended_frame(record) for record in islice(failures, _MAX_LISTED)],
+        "jobs": [ended_frame(record) for record in islice(failures, _LAST_FAILURES)],
     }
 
 

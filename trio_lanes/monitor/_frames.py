@@ -65,7 +65,6 @@ class Frames:
         self._sessions: list[Frame] = []
         self._longest: Frame = {}
         self._longest_at = -math.inf
-        self._noticed: dict[tuple[str, int | str], float] = {}
 
     def enter(self) -> None:
         """A viewer begins to look."""
@@ -170,13 +169,12 @@ class Frames:
                 if len(jobs) >= MAX_FRAME_JOBS:
                     break
                 if lane.active or lane.waiting_in_lane:
-                    jobs += self._window(name, now)
+                    jobs += self._window(name)
         return rows
 
-    def _window(self, name: str, now: float) -> Iterator[Frame]:
+    def _window(self, name: str) -> Iterator[Frame]:
         lane = self._lanes.lane(name)
         for job in lane.running(MAX_RUNNING):
-            self._notice_running(job, now)
             self._records.see(job)
             yield self.brief(job)
         for job in lane.head(MAX_HEAD):
@@ -208,29 +206,6 @@ class Frames:
         waits = job.state is JobState.WAITING
         reason = clipped(next(iter(job.root_causes()), ""), 300) if waits else ""
         return {**self.brief(job), "reason": reason}
-
-    # ---- what is noticed
-
-    def _notice(
-        self, key: tuple[str, int | str], now: float, text: str, lane: str, job: int | None = None
-    ) -> None:
-        """Note ``text``, once a minute for each ``key``."""
-        if now - self._noticed.get(key, -math.inf) >= 60:
-            self._noticed = {old: at for old, at in self._noticed.items() if now - at < 60}
-            self._noticed[key] = now
-            self._notes.add("warning", key[0], lane, text, job)
-
-    def _notice_running(self, job: Job[Any], now: float) -> None:
-        name = clipped(job.name)
-        if job.slot == "held" and self._made_waits(job):
-            text = f"job {job.id} {name} holds a slot of {job.lane} while it waits for another job"
-            self._notice(("holds", job.id), now, text, job.lane, job.id)
-
-    def _made_waits(self, job: Job[Any]) -> bool:
-        # A wait for room lists all jobs that wait: only then is `blocked_by` dear.
-        if self._lanes.lane(job.lane).waiting > 1000:
-            return False
-        return any(blocker.kind == "job" for blocker in job.blocked_by())
 
     # ---- sessions
 

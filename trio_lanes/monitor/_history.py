@@ -19,12 +19,12 @@ from ._frames import MAX_ROWS, Frame
 from ._notes import Notes
 from ._records import Records
 
-EVERY: Final = 5  # seconds
+SAMPLE_SECONDS: Final = 5  # seconds
 SAMPLES: Final = 720  # an hour
-COLUMNS: Final = ("slots", "limit", "waiting", "oldest", "finished", "failed", "overdue")
-_OLDEST: Final = COLUMNS.index("oldest")
-_WIDTH: Final = len(COLUMNS)
-_ALL: Final = ""
+NUMBERS: Final = ("slots", "limit", "waiting", "oldest", "finished", "failed", "overdue")
+_OLDEST: Final = NUMBERS.index("oldest")
+_WIDTH: Final = len(NUMBERS)
+_ALL_LANES: Final = ""
 
 
 @final
@@ -43,13 +43,13 @@ class History:
     async def _keep(self) -> None:
         while not self._notes.closing or not _idle(self._lanes):
             self.sample()
-            for _ in range(EVERY):
+            for _ in range(SAMPLE_SECONDS):
                 self._records.next_frame()
                 await trio.sleep(1)
 
     def sample(self) -> None:
         """Take a sample, now."""
-        sums: dict[str, list[float]] = {_ALL: [0.0] * _WIDTH}
+        sums: dict[str, list[float]] = {_ALL_LANES: [0.0] * _WIDTH}
         for name, lane in self._lanes.statistics().lanes.items():
             values = (
                 lane.slots,
@@ -60,7 +60,7 @@ class History:
                 lane.failed,
                 0,
             )
-            for key in (_ALL, self._lanes.lane(name).label):
+            for key in (_ALL_LANES, self._lanes.lane(name).label):
                 known = sums.setdefault(key, [0.0] * _WIDTH)
                 for i, value in enumerate(values):
                     known[i] = max(known[i], value) if i == _OLDEST else known[i] + value
@@ -78,11 +78,11 @@ class History:
         """Return the samples of ``label``, or of all lanes, and all notes, the oldest first."""
         first = max(0, self._taken - SAMPLES)
         places = [number % SAMPLES for number in range(first, self._taken)]
-        ring = self._rings.get(label, self._rings.get(_ALL, array("d")))
+        ring = self._rings.get(label, self._rings.get(_ALL_LANES, array("d")))
         return {
-            "columns": COLUMNS,
-            "labels": [key for key in self._rings if key != _ALL],
-            "label": label if label in self._rings else _ALL,
+            "columns": NUMBERS,
+            "labels": [key for key in self._rings if key != _ALL_LANES],
+            "label": label if label in self._rings else _ALL_LANES,
             "walls": [round(self._walls[place]) for place in places],
             "samples": [
                 [round(value, 1) for value in ring[place * _WIDTH : (place + 1) * _WIDTH]]

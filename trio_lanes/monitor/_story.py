@@ -1,11 +1,10 @@
-"""The story of one job: its place, why it waits, at its root and directly, and what would help.
+"""The story of one job: its place, why it waits, and what would help.
 
 And the jobs of a session or a lane, in a list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -16,11 +15,10 @@ from trio_lanes import Cause, Job, JobState, Lanes
 from ._frames import Frame, Frames
 from ._notes import clipped
 
-_MAX_HOLDERS: Final = 8  # of one reason
-_MAX_SEARCHED: Final = 5000  # beyond it the jobs before a job are not listed: that is linear
+_MAX_HOLDERS: Final = 8  # of one root
 _MAX_PLACES: Final = 1000
-_MAX_LISTED: Final = 30
-_FEW: Final = 2000  # waiting jobs of a session, of which the running ones can be found
+_MAX_FIRST: Final = 30
+_FEW_TO_LIST: Final = 2000  # waiting jobs of a session, of which the running ones can be found
 
 
 def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
@@ -39,8 +37,6 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
             head = lane.head(_MAX_PLACES)
             found["place"] = head.index(job) + 1 if job in head else None
             found["line"] = lane.statistics().waiting_in_lane
-    found["too_long"] = lane is not None and lane.waiting > _MAX_SEARCHED
-    found["why"] = [] if lane is None or found["too_long"] else list(_why(frames, job))
     found["roots"] = [_root(cause) for cause in ([] if job.done else job.root_causes())]
     return found
 
@@ -52,8 +48,8 @@ def session_story(lanes: Lanes, frames: Frames, key: str) -> Frame:
       ValueError: if ``key`` cannot be a session.
     """
     session = lanes.session(key)
-    few = session.waiting <= _FEW
-    jobs = session.jobs()[:_MAX_LISTED] if few else session.waiters(_MAX_LISTED)
+    few = session.waiting <= _FEW_TO_LIST
+    jobs = session.jobs()[:_MAX_FIRST] if few else session.waiters(_MAX_FIRST)
     return {
         "key": clipped(key),
         "waiting": session.waiting,
@@ -72,9 +68,9 @@ def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
     members = [lane for lane in lanes.lanes() if label in (lane.label, lane.name)]
     if not members:
         return None
-    some = members[:_MAX_LISTED]
-    running = list(chain.from_iterable(lane.running(_MAX_LISTED) for lane in some))
-    waiting = list(chain.from_iterable(lane.waiters(_MAX_LISTED) for lane in some))
+    some = members[:_MAX_FIRST]
+    running = list(chain.from_iterable(lane.running(_MAX_FIRST) for lane in some))
+    waiting = list(chain.from_iterable(lane.waiters(_MAX_FIRST) for lane in some))
     waiting.sort(key=lambda job: (job.waiting_since is None, job.waiting_since or 0, job.id))
     return {
         "key": clipped(label),
@@ -82,7 +78,7 @@ def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
         "active": sum(lane.active for lane in members),
         "paused": all(lane.paused for lane in members),
         "at": round(trio.current_time(), 3),
-        "jobs": [frames.line(job) for job in (*running[:_MAX_LISTED], *waiting[:_MAX_LISTED])],
+        "jobs": [frames.line(job) for job in (*running[:_MAX_FIRST], *waiting[:_MAX_FIRST])],
     }
 
 
@@ -95,17 +91,3 @@ def _root(cause: Cause) -> Frame:
         "jobs": cause.jobs[:_MAX_HOLDERS],
         "advice": None if cause.advice is None else clipped(cause.advice, 300),
     }
-
-
-def _why(frames: Frames, job: Job[Any]) -> Iterator[Frame]:
-    """Yield the reasons for which ``job`` waits, each with the jobs that are directly before it."""
-    for blocker in job.blocked_by():
-        yield {
-            "kind": blocker.kind,
-            "lane": clipped(blocker.lane),
-            "until": blocker.until,
-            "reason": None if blocker.reason is None else clipped(blocker.reason),
-            "text": clipped(blocker, 300),
-            "jobs": [frames.brief(other) for other in blocker.jobs[:_MAX_HOLDERS]],
-            "more": max(0, len(blocker.jobs) - _MAX_HOLDERS),
-        }

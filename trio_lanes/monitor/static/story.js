@@ -26,7 +26,9 @@ class Story extends HTMLElement {
     this.#fill(`Job ${told.id} · ${told.name}`, { ...told, at: Math.round(told.at), operates: this.operates }, () => {
       const facts = h("dl", {});
       for (const [name, ...parts] of this.#facts(told)) facts.append(h("dt", {}, name), h("dd", {}, ...parts));
-      const parts = [facts, ...this.#why(told)];
+      /** @type {Element[]} */
+      const parts = [facts];
+      if (told.roots.length) parts.push(h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"), ...told.roots.map(way));
       if (this.operates && (told.state === "waiting" || told.state === "running")) parts.push(this.#buttons(told));
       return parts;
     });
@@ -89,17 +91,6 @@ class Story extends HTMLElement {
       told.priority === undefined ? "" : ` · owner ${told.owner ?? "none"} · priority ${told.priority}`]);
     if (told.parent) facts.push(["parent", to("job", told.parent.id, called(told.parent))]);
     return facts;
-  }
-
-  /** @param {Told} told @returns {Element[]} */
-  #why(told) {
-    if (told.too_long) return [h("p", {}, "Thousands of jobs wait in this lane: what is before it was not looked up.")];
-    if (!told.why.length) return [];
-    const items = told.why.map((reason) => h("li", {}, h("strong", {}, reason.text), reason.until === null ? "" : ` — ${seconds(reason.until - told.at)} more`,
-      ...listed(reason.jobs, told.at), reason.more > 0 ? h("p", { class: "soft" }, `and ${reason.more} more`) : ""));
-    return [h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"),
-      ...told.roots.map(way),
-      h("details", { class: "plain" }, h("summary", {}, "directly before it"), h("ul", { class: "why" }, ...items))];
   }
 
   /** @param {Told} told */

@@ -42,8 +42,6 @@ export type View = {error?: string, totals: Record<string, number>, more_dead: n
   left: number | null}[], waiting: number, waiters: Asked[]}[],
   paused: {session: string, left: number | null}[]};
 export type ToldOfStore = Stored & {error?: string, why: {text: string, left: number | null}[]};
-export type Reason = {kind: string, lane: string, until: number | null, reason: string | null,
-  text: string, jobs: Job[], more: number};
 export type Root = {job: number, chain: [number, string][], text: string, jobs: number[], advice: string | null};
 export type Told = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
-  line?: number, roots: Root[], why: Reason[], too_long: boolean};
+  line?: number, roots: Root[]};
