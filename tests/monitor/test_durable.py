@@ -72,6 +72,7 @@ async def test_the_page_tells_of_instances_retries_and_dead_letters_by_error(
         assert rows["cron"]["paused"]
         (instance,) = told["instances"]
         assert (instance["running"], instance["handlers"]) == (1, "fail, wait")
+        assert instance["lanes"] == {"main": 1}
         (group,) = told["dead"]
         assert (group["handler"], group["error"], group["count"]) == ("fail", "ValueError", 3)
         assert group["example"] == "ValueError: no 0"
@@ -100,7 +101,7 @@ async def test_the_store_is_asked_every_two_seconds_however_many_look(
     assert asked == 1
 
 
-async def test_a_job_of_the_store_says_why_it_waits(autojump_clock: MockClock) -> None:
+async def test_a_job_of_the_store_tells_the_root_of_its_wait(autojump_clock: MockClock) -> None:
     async with opened() as (lanes, app, _):
         first = await lanes.submit("wait", None)
         second = await lanes.submit("wait", None, session="ann")
@@ -108,17 +109,59 @@ async def test_a_job_of_the_store_says_why_it_waits(autojump_clock: MockClock) -
         late = await lanes.submit("wait", None, lane="cron", delay=60)
         await trio.sleep(1)
 
-        async def why(id: int) -> list[str]:
+        async def roots(id: int) -> list[tuple[list[Any], str]]:
             found = (await ask(app, f"/durable/{id}")).json
             assert found["id"] == id
-            return [reason["text"] for reason in found["why"]]
+            return [(root["chain"], root["text"]) for root in found["roots"]]
 
-        assert await why(first.id) == []
-        assert await why(second.id) == ["main runs as many as it may"]
-        assert await why(third.id) == [f"job {second.id} is before it in session:ann"]
-        assert "it is not due" in await why(late.id)
+        assert await roots(first.id) == []
+        ((chain, text),) = await roots(second.id)
+        assert (chain, text[:20]) == ([], 'slots of "main": all')
+        ((chain, text),) = await roots(third.id)
+        assert (chain[0][0], text[:20]) == (second.id, 'slots of "main": all')
+        texts = [text for _, text in await roots(late.id)]
+        assert any("delay" in text for text in texts), texts
         assert (await ask(app, "/durable/99")).json is None
         assert (await ask(app, "/durable/0")).json is None
+
+
+async def test_attempts_payload_and_outcome_are_shown_and_these_only_to_an_operator(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as (lanes, app, _):
+        job = await lanes.submit("fail", "x" * 5000, lane="free")
+        await trio.sleep(1)
+        told = (await ask(app, f"/durable/{job.id}")).json
+        (attempt,) = told["attempts"]
+        assert (attempt["number"], attempt["how"]) == (1, "dead")
+        assert attempt["error"].startswith("ValueError: no xxx")
+        assert len(told["payload"]) == len(told["outcome"]) == 4000
+        assert lanes.local is not None
+        reader = monitor(lanes.local, durable=lanes, authorize=lambda connection: "read")
+        seen = (await ask(reader, f"/durable/{job.id}")).json
+        assert ("payload" in seen, "outcome" in seen, seen["state"]) == (False, False, "dead")
+
+
+async def test_an_operator_queues_one_dead_job_again_and_makes_a_parked_one_due(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as (lanes, app, person):
+        dead = await lanes.submit("fail", 1, lane="free")
+        parked = await lanes.submit("fail", "again", lane="free")
+        await trio.sleep(1)
+        await lanes.pause("free")
+        assert await person.act(do="retry", job=dead.id) == {"text": f"Requeued job {dead.id}"}
+        done = await person.act(do="promote", job=parked.id)
+        assert done == {"text": f"Made job {parked.id} due now"}
+        assert {(await job.status()).state.value for job in (dead, parked)} == {"waiting"}
+        refused = await person.act(409, do="retry", job=dead.id)
+        assert refused["error"] == f"job {dead.id} is neither dead nor failed"
+        assert "is not parked" in (await person.act(409, do="promote", job=parked.id))["error"]
+        notes = (await ask(app, "/hour")).json["notes"]
+        assert [note["text"] for note in notes[-2:]] == [
+            f"Requeued job {dead.id} (by 127.0.0.1)",
+            f"Made job {parked.id} due now (by 127.0.0.1)",
+        ]
 
 
 async def test_the_page_tells_of_locks_quotas_and_paused_sessions(
@@ -159,15 +202,13 @@ async def test_the_page_tells_of_locks_quotas_and_paused_sessions(
         assert [one["session"] for one in view_now["paused"]] == ["ann", "ben"]
         assert [one["left"] is None for one in view_now["paused"]] == [True, False]
 
-        async def why(id: int) -> list[str]:
-            return [one["text"] for one in (await ask(app, f"/durable/{id}")).json["why"]]
+        async def root(id: int) -> str:
+            (found,) = (await ask(app, f"/durable/{id}")).json["roots"]
+            return f"{found['chain']} {found['text']}"
 
-        first, second = jobs[0].id, jobs[2].id
-        running = "it runs, and waits for the"
-        assert await why(first) == []
-        assert await why(jobs[1].id) == [f"{running} lock the index, which job {first} has"]
-        assert await why(second) == [f"{running} quota tokens"]
-        assert await why(jobs[3].id) == [f"{running} quota tokens, behind job {second}"]
+        assert "the index" in await root(jobs[1].id)
+        assert "tokens" in await root(jobs[2].id)
+        assert "tokens" in await root(jobs[3].id)
 
 
 async def test_an_operator_requeues_the_dead_letters_that_were_seen(
@@ -198,12 +239,14 @@ async def test_a_store_that_is_away_is_shown_and_is_no_trouble(
 
     async with opened() as (lanes, app, person):
         job = await lanes.submit("wait", None)
-        for name in ("statistics", "blocked_by", "dead"):
+        for name in ("statistics", "root_causes", "dead", "promote"):
             monkeypatch.setattr(DurableLanes, name, away)
         assert await view(app) == {"error": "the disk is full"}
         assert (await ask(app, f"/durable/{job.id}")).json == {"error": "the disk is full"}
         action = {"do": "requeue", "handler": "fail", "error": "ValueError", "seen": 1}
         assert (await person.act(503, **action))["error"] == "the disk is full"
+        told = await person.act(503, do="promote", job=job.id)
+        assert told["error"] == "the disk is full"
 
 
 async def test_only_who_may_read_sees_the_store_and_without_a_store_there_is_nothing(

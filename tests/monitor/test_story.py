@@ -25,13 +25,14 @@ async def stories(lanes: Lanes, *jobs: Job[Any]) -> list[Any]:
 
 
 async def test_a_waiting_job_has_a_place_holders_and_help(autojump_clock: MockClock) -> None:
-    async with open_lanes({"main": 2}) as lanes:
+    async with open_lanes({"main": LaneConfig(concurrency=2, overdue_after=1)}) as lanes:
         running = lanes.submit_nowait(trio.sleep, 60)
         body = lanes.submit_nowait(stubborn, 60)
         lanes.submit_nowait(trio.sleep, 1, priority=5)
         job = lanes.submit_nowait(trio.sleep, 1, owner="acme", name="turn")
         await wait_all_tasks_blocked()
         body.cancel()
+        await trio.sleep(2)
         (told,) = await stories(lanes, job)
         assert (told["place"], told["line"], told["owner"]) == (2, 2, "acme")
         (root,) = told["roots"]
@@ -39,7 +40,8 @@ async def test_a_waiting_job_has_a_place_holders_and_help(autojump_clock: MockCl
         assert root["text"].endswith(", 1 before it")
         assert root["jobs"] == [running.id, body.id]
         assert (
-            root["advice"] == f'reset "main": the body of {body.id} goes on after its cancellation'
+            root["advice"]
+            == f'reset "main": the body of {body.id} goes on after it was asked to stop'
         )
         lanes.clear()
         lanes.reset()

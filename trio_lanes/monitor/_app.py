@@ -94,7 +94,8 @@ class _Page:
         self._actions: Final = Actions(lanes, self._frames, self._notes)
         self._store: Final = None if durable is None else Durable(durable, self._notes)
         if self._store is not None:
-            self._actions.verbs["requeue"] = self._store.requeue
+            for verb in (self._store.requeue, self._store.retry, self._store.promote):
+                self._actions.verbs[verb.__name__] = verb
         self._hours: Final = History(lanes, self._notes, self._records)
         self._search: Final = Search(lanes, self._frames, self._records)
         self._what_if: Final = WhatIf(lanes, self._records)
@@ -245,9 +246,11 @@ class _Page:
         return _json(None if self._store is None else await self._store.view())
 
     async def _durable_story(self, request: Request) -> Response:
-        await self._role(request)
+        operates = await self._role(request) == "operate"
         number = request.path_params["number"]
-        return _json(None if self._store is None else await self._store.story(number))
+        if self._store is None:
+            return _json(None)
+        return _json(await self._store.story(number, operates=operates))
 
     async def _act(self, request: Request) -> Response:
         await self._role(request, operates=True)

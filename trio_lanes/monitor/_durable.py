@@ -1,4 +1,4 @@
-"""What a store of durable lanes holds: instances, retries, dead letters by error, locks and quotas.
+"""What a store of durable lanes holds: instances, dead letters, locks and quotas, and its jobs.
 
 The store is asked while a page looks, at most every two seconds and once for all pages; nothing in
 an answer grows with the number of jobs.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, final
 
 import trio
@@ -26,11 +26,13 @@ from trio_lanes.durable import (
 from ._actions import RefusedError, whole
 from ._frames import MAX_ROWS, Frame
 from ._notes import Notes, clipped
+from ._story import root_of
 
 EVERY: Final = 2.0  # seconds
 JOB_COUNTS: Final = ("waiting", "parked", "running", "dead")
 _MAX_LETTERS: Final = 500  # that are grouped
 _MAX_JOBS_OF_A_STATE: Final = 20
+_LONGEST: Final = 4000  # characters of a payload and of an outcome
 
 
 @final
@@ -82,6 +84,7 @@ class Durable:
                     "age": round(time.time() - one.since),
                     "running": one.running,
                     "handlers": clipped(", ".join(one.names)),
+                    "lanes": {clipped(x): n for x, n in list(one.lanes.items())[:MAX_ROWS]},
                 }
                 for one in instances[:MAX_ROWS]
             ],
@@ -130,17 +133,75 @@ class Durable:
             "jobs": [_brief(job) for job in (*parked, *waiting)],
         }
 
-    async def story(self, id: int) -> Frame | None:
-        """Return a job of the store and why it waits; None if the store does not know it."""
+    async def story(self, id: int, *, operates: bool) -> Frame | None:
+        """Return a job of the store, its attempts, and the root of its wait.
+
+        Who ``operates`` also gets its payload and its outcome, up to `_LONGEST` characters. None if
+        the store does not know the job.
+        """
         try:
-            status = await self._lanes.job(id).status()
-            blockers = await self._lanes.blocked_by(id)
+            status = await self._lanes.job(id).status(texts=operates)
+            causes = await self._lanes.root_causes(id)
         except (ResultGoneError, ValueError):
             return None
         except StoreError as error:
             return {"error": clipped(error, 300)}
-        why = [{"text": clipped(b, 300), "left": _left(b.until)} for b in blockers]
-        return {**_brief(status), "why": why}
+        texts = status.texts
+        return {
+            **_brief(status),
+            "roots": [root_of(cause) for cause in causes],
+            "waits": status.waits,
+            "attempts": [
+                {
+                    "number": one.number,
+                    "how": one.how,
+                    "where": clipped(f"{one.host} {one.pid}"),
+                    "error": None if one.error is None else clipped(one.error, 300),
+                    "took": round((one.ended_at or time.time()) - one.started_at, 1),
+                    "age": round(max(0.0, time.time() - one.started_at)),
+                }
+                for one in status.history
+            ],
+            **{
+                name: clipped(getattr(texts, name) or "", _LONGEST)
+                for name in ("payload", "outcome")
+                if texts is not None
+            },
+        }
+
+    async def promote(self, asked: Mapping[str, Any]) -> Frame:
+        """Make a job that is delayed, or between two attempts, due now.
+
+        Raises:
+          RefusedError: if it is not parked.
+        """
+        return await self._one(asked, self._lanes.promote, "Made job {} due now", "is not parked")
+
+    async def retry(self, asked: Mapping[str, Any]) -> Frame:
+        """Queue one dead or failed job again.
+
+        Raises:
+          RefusedError: if it is neither.
+        """
+        text = "is neither dead nor failed"
+        return await self._one(asked, self._lanes.requeue, "Requeued job {}", text)
+
+    async def _one(
+        self,
+        asked: Mapping[str, Any],
+        act: Callable[[int], Awaitable[object]],
+        done: str,
+        refused: str,
+    ) -> Frame:
+        id = whole(asked, "job")
+        try:
+            if not await act(id):
+                raise RefusedError(409, f"job {id} {refused}")
+        except StoreError as trouble:
+            raise RefusedError(503, clipped(trouble, 300)) from trouble
+        self._asked_at = -math.inf
+        self._notes.add("warning", "requeued", "", done.format(id))
+        return {"text": done.format(id)}
 
     async def requeue(self, asked: Mapping[str, Any]) -> Frame:
         """Queue the dead jobs of one handler and one error again: as many as were seen, or fewer.

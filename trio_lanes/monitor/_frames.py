@@ -289,7 +289,7 @@ def _row(
         "template": label.endswith("*"),
         "alive": len(each),
         "limit": _number(sum(lane.concurrency for lane in each)),
-        **_sums(each, "slots", "active", "lent", "cancelling", "abandoned", "waiting"),
+        **_sums(each, "slots", "active", "lent", "cancelling", "overdue", "abandoned", "waiting"),
         "in_sessions": sum(lane.waiting_in_sessions for lane in each),
         "in_lane": sum(lane.waiting_in_lane for lane in each),
         "oldest": round(max(lane.oldest_wait for lane in each), 3),

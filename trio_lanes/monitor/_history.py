@@ -58,7 +58,7 @@ class History:
                 lane.oldest_wait,
                 lane.finished,
                 lane.failed,
-                0,
+                lane.overdue,
             )
             for key in (_ALL_LANES, self._lanes.lane(name).label):
                 known = sums.setdefault(key, [0.0] * _WIDTH)

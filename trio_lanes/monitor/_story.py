@@ -37,7 +37,7 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
             head = lane.head(_MAX_PLACES)
             found["place"] = head.index(job) + 1 if job in head else None
             found["line"] = lane.statistics().waiting_in_lane
-    found["roots"] = [_root(cause) for cause in ([] if job.done else job.root_causes())]
+    found["roots"] = [root_of(cause) for cause in ([] if job.done else job.root_causes())]
     return found
 
 
@@ -63,13 +63,15 @@ def session_story(lanes: Lanes, frames: Frames, key: str) -> Frame:
 def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
     """Return the first jobs that run in a lane, or in those of a template, and that wait longest.
 
-    None if there is no such lane.
+    Those that are overdue come first. None if there is no such lane.
     """
     members = [lane for lane in lanes.lanes() if label in (lane.label, lane.name)]
     if not members:
         return None
     some = members[:_MAX_FIRST]
-    running = list(chain.from_iterable(lane.running(_MAX_FIRST) for lane in some))
+    overdue = chain.from_iterable(lane.overdue(_MAX_FIRST) for lane in some)
+    runs = chain.from_iterable(lane.running(_MAX_FIRST) for lane in some)
+    running = list(dict.fromkeys((*overdue, *runs)))
     waiting = list(chain.from_iterable(lane.waiters(_MAX_FIRST) for lane in some))
     waiting.sort(key=lambda job: (job.waiting_since is None, job.waiting_since or 0, job.id))
     return {
@@ -82,7 +84,8 @@ def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
     }
 
 
-def _root(cause: Cause) -> Frame:
+def root_of(cause: Cause) -> Frame:
+    """Return the root of a wait, and the way to it, for the page."""
     when = "" if cause.seconds is None else f", in about {cause.seconds:,.1f} s"
     return {
         "job": cause.job,

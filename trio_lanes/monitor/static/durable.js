@@ -2,12 +2,10 @@
 import { focusIn, h, limit, seconds, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").View} View */
-/** @typedef {import("./types").ToldOfStore} Told */
 
 class Durable extends HTMLElement {
   operates = false;
   last = "";
-  #why = h("div", { "aria-live": "polite" });
 
   /** @param {View} view */
   set view(view) {
@@ -21,8 +19,9 @@ class Durable extends HTMLElement {
     card.append(this.#table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], view.lanes.map((lane) =>
       [lane.name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
         `${lane.running} of ${limit(lane.limit)}`, String(lane.waiting), String(lane.parked), String(lane.dead)])));
-    card.append(this.#table("Instances", ["instance", "running", "since"], view.instances.map((one) =>
-      [`${one.host} ${one.pid}`, String(one.running), seconds(one.age)])));
+    const lanes = [...new Set(view.instances.flatMap((one) => Object.keys(one.lanes)))].sort();
+    card.append(this.#table("Instances", ["instance", "running", "since", ...lanes], view.instances.map((one) =>
+      [`${one.host} ${one.pid}`, String(one.running), seconds(one.age), ...lanes.map((lane) => String(one.lanes[lane] ?? 0))])));
     if (view.locks.length) card.append(h("h3", {}, "Locks"), h("ul", { class: "notes" }, ...view.locks.map((lock) => h("li", {},
       `${lock.name}: held by `, ...asked(lock.holders, lock.holding), ...(lock.waiting ? [`; ${lock.waiting} waiting: `, ...asked(lock.waiters, lock.waiting)] : [])))));
     if (view.quotas.length) card.append(h("h3", {}, "Quotas"), h("ul", { class: "notes" }, ...view.quotas.map((quota) => h("li", {},
@@ -40,16 +39,7 @@ class Durable extends HTMLElement {
     if (view.jobs.length) card.append(h("h3", {}, "Waiting jobs"), h("ul", { class: "notes" }, ...view.jobs.map((job) => h("li", {},
       to("stored", job.id, `${job.id} ${job.session ?? job.name}`),
       ` ${job.why_parked ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")))));
-    card.append(this.#why);
     refocus();
-  }
-
-  /** @param {Told | null} told */
-  set told(told) {
-    const lines = told === null ? ["it is not in the store any more"] : told.why?.length ? told.why.map((reason) =>
-      reason.text + (reason.left === null ? "" : ` — ${seconds(reason.left)} more`)) : ["nothing: it runs, or starts next"];
-    this.#why.replaceChildren(h("h3", {}, told?.id === undefined ? "The job" : `Why does job ${told.id} wait?`),
-      h("ul", { class: "why" }, ...(told?.error && !told.why ? [told.error] : lines).map((line) => h("li", {}, line))));
   }
 
   /** @param {string} caption @param {string[]} head @param {string[][]} rows */

@@ -134,10 +134,12 @@ class Table extends HTMLElement {
     if (group) notes.push(`group ${group.name}, ${group.slots} of ${limit(group.limit)}`);
     if (row.template) notes.push(`${row.alive} alive`);
     if (row.paused) notes.push(row.paused_until === null ? "paused by hand" : `paused ${seconds(row.paused_until - frame.at)} more`);
+    if (row.overdue) notes.push(`${row.overdue} overdue`);
     if (row.abandoned) notes.push(`${row.abandoned} given up`);
     say(shown.under, notes.join(" · "));
+    shown.under.className = row.overdue ? "error" : "";
     const free = row.limit === null ? 0 : Math.max(0, row.limit - row.slots);
-    const stopping = Math.min(row.cancelling, row.slots);
+    const stopping = Math.min(Math.max(row.cancelling, row.overdue), row.slots);
     const states = [...Array(stopping).fill("stopping"), ...Array(row.slots - stopping).fill("held"),
       ...Array(free).fill("free")];
     const drawn = states.slice(0, MOST_SLOTS).join(" ");
@@ -146,7 +148,7 @@ class Table extends HTMLElement {
       shown.slots.replaceChildren(...states.slice(0, MOST_SLOTS).map((state) => h("i", { class: state })));
     }
     const more = states.length - MOST_SLOTS;
-    shown.slots.setAttribute("aria-label", `${row.slots} of ${limit(row.limit)} slots held, ${stopping} cancelling`);
+    shown.slots.setAttribute("aria-label", `${row.slots} of ${limit(row.limit)} slots held, ${Math.min(row.cancelling, row.slots)} cancelling` + (row.overdue ? `, ${row.overdue} overdue` : ""));
     say(shown.lent, [row.lent ? `+${row.lent} lent` : "", more > 0 ? `+${more} slots` : ""].filter(Boolean).join(" "));
     const held = row.rate_until === null ? 0 : row.in_lane;
     const parts = [["sessions", row.in_sessions], ["lane", row.in_lane - held], ["rate", held]];

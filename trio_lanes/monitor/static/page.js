@@ -19,7 +19,7 @@ function one(selector, type) {
 const live = one("lanes-live", Live), timeline = one("lanes-timeline", Timeline), story = one("lanes-story", Story);
 const search = one("#search", HTMLInputElement), link = one("#link", HTMLElement), freeze = one("#freeze", HTMLButtonElement);
 const now = () => live.latest?.at ?? 0;
-const FOLLOWED = ["job", "session", "lane", "ended", "error", "name"];
+const FOLLOWED = ["job", "session", "lane", "ended", "error", "name", "stored"];
 let asked = 0, kind = "", key = "";
 
 live.addEventListener("lanes-link", (event) => say(link, detail(event)));
@@ -30,7 +30,7 @@ live.addEventListener("lanes-frame", (event) => {
 });
 
 // ---- what was chosen has an address, the fragment of the page's: #job=12, #session=ann, #lane=main,
-// #find=text, #ended=, #error=ValueError, #name=answer
+// #find=text, #ended=, #error=ValueError, #name=answer, #stored=12 of a store
 
 /** @param {boolean} [moves] whether the reader goes there */
 async function choose(moves = true) {
@@ -40,14 +40,14 @@ async function choose(moves = true) {
   timeline.picked = kind === "job" ? Number(key) : null;
   story.last = "";
   await ask();
-  if (moves && kind && kind !== "stored") story.enter();
+  if (moves && kind) story.enter();
 }
 
 async function ask() {
   asked = now();
   const [what, which] = [kind, key];
   const text = encodeURIComponent(which), ended = ["ended", "error", "name"].includes(what);
-  const path = what === "find" ? `find?text=${text}` : what === "ended" ? what : ended ? `ended?${what}=${text}` : `${what}/${text}`;
+  const path = what === "find" ? `find?text=${text}` : what === "ended" ? what : ended ? `ended?${what}=${text}` : what === "stored" ? `durable/${text}` : `${what}/${text}`;
   if (what !== "find" && !FOLLOWED.includes(what)) return;
   if (what === "find") story.clear(`Found: ${which}`, "looking …");
   const answer = await fetch(served(path)).catch(() => null);
@@ -56,6 +56,7 @@ async function ask() {
   if (what === "job") show(found, Number(which));
   else if (found === null) story.clear(which, "The monitor knows nothing of it.");
   else if (ended) story.ended(what === "ended" ? "What has ended" : `${what === "error" ? "Error" : "Jobs"} ${which}`, found);
+  else if (what === "stored") found.error && !found.roots ? story.clear(`Job ${which} of the store`, found.error) : story.stored = found;
   else if (what !== "find") story.list(/** @type {"lane"} */ (what), found);
   else {
     const { lanes, sessions, jobs, ended } = found, all = [...lanes, ...sessions, ...jobs, ...ended];
@@ -88,13 +89,6 @@ if (one("meta[name=lanes-durable]", HTMLMetaElement).content) {
     const answer = await fetch(served("durable")).catch(() => null);
     if (answer?.ok) store.view = await answer.json();
   };
-  const read = async () => {
-    if (kind !== "stored") return;
-    const answer = await fetch(served(`durable/${key}`)).catch(() => null);
-    if (answer?.ok) store.told = await answer.json();
-  };
-  addEventListener("hashchange", () => void read());
-  void read();
   setInterval(() => void look(), 2000);
   void look();
 }

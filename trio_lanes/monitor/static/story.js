@@ -28,9 +28,26 @@ class Story extends HTMLElement {
       for (const [name, ...parts] of this.#facts(told)) facts.append(h("dt", {}, name), h("dd", {}, ...parts));
       /** @type {Element[]} */
       const parts = [facts];
-      if (told.roots.length) parts.push(h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"), ...told.roots.map(way));
+      if (told.roots.length) parts.push(h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"), ...told.roots.map((root) => way(root)));
       if (this.operates && (told.state === "waiting" || told.state === "running")) parts.push(this.#buttons(told));
       return parts;
+    });
+  }
+
+  /** Show a job of the store. @param {import("./types").ToldOfStore} told */
+  set stored(told) {
+    this.#fill(`Job ${told.id} of the store · ${told.name}`, { ...told, age: 0, left: Math.round(told.left ?? 0), operates: this.operates }, () => {
+      /** @type {[string, string | Node][]} */
+      const facts = [["state", told.state + (told.why_parked ? `: ${told.why_parked}` : "") + (told.left === null ? "" : `, ${seconds(told.left)} more`)], ["lane", told.lane],
+        ["session", told.session ?? "none"], ["attempts", `${told.attempt}${told.crashes ? `, ${told.crashes} crashes` : ""}`]];
+      if (told.error) facts.push(["error", told.error]);
+      const dead = told.state === "dead" || told.state === "failed", act = (/** @type {string} */ verb, /** @type {string} */ text) =>
+        h("p", { class: "buttons" }, h("button", { type: "button", "data-key": verb, click: () => tell(this, "lanes-act", { do: verb, job: told.id }) }, text));
+      return [h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])), ...told.roots.map((root) => way(root, "stored")), ...spent(told.waits),
+        ...(this.operates && dead ? [act("retry", "Queue again")] : []), ...(this.operates && told.state === "parked" ? [act("promote", "Make it due now")] : []),
+        h("h3", {}, "Attempts"), h("ul", { class: "jobs" }, ...told.attempts.map((one) => h("li", { class: one.error ? "warning" : "" },
+          `${one.number}: ${one.how ?? "runs"} after ${seconds(one.took)}, begun ${seconds(one.age)} ago`, h("small", {}, [one.where, one.error].filter(Boolean).join(" · "))))),
+        .../** @type {const} */ (["payload", "outcome"]).flatMap((name) => told[name] ? [h("h3", {}, name), h("pre", { tabindex: "0" }, told[name])] : [])];
     });
   }
 
@@ -123,10 +140,19 @@ function failures(found, now) {
     ...(group.trace ? [h("details", { class: "plain", "data-key": `trace ${group.error} ${group.name}` }, h("summary", {}, "last traceback"), h("pre", { tabindex: "0" }, group.trace))] : []))))];
 }
 
+/** Where waits went, by cause: a bar and its words. @param {Record<string, number> | undefined} waits @returns {Element[]} */
+function spent(waits) {
+  const parts = Object.entries(waits ?? {}).filter(([, value]) => value > 0).sort((a, b) => b[1] - a[1]), sum = parts.reduce((all, [, value]) => all + value, 0);
+  if (!sum) return [];
+  const pieces = parts.map(([cause, value]) => { const piece = h("i", { class: `by-${cause}` }); piece.style.width = `${100 * value / sum}%`; return piece; });
+  return [h("h3", {}, "Where the wait went"), h("span", { class: "bar", "aria-hidden": "true" }, ...pieces),
+    h("ul", { class: "causes" }, ...parts.map(([cause, value]) => h("li", {}, h("i", { class: `state by-${cause}` }), `${cause} ${seconds(value)}`)))];
+}
+
 /** The way from a job to the root of its wait. @param {import("./types").Root} root */
-function way(root) {
-  return h("p", { class: "help" }, h("strong", {}, String(root.job), ...root.chain.flatMap(([id, relation]) => [" ← ", to("job", id, String(id)), ` ${relation}`]), ` ← ${root.text}`),
-    ...(root.jobs.length ? [h("br"), "It is held by ", ...root.jobs.flatMap((id, i) => [i ? ", " : "", to("job", id, String(id))])] : []),
+function way(root, kind = "job") {
+  return h("p", { class: "help" }, h("strong", {}, String(root.job), ...root.chain.flatMap(([id, relation]) => [" ← ", to(kind, id, String(id)), ` ${relation}`]), ` ← ${root.text}`),
+    ...(root.jobs.length ? [h("br"), "It is held by ", ...root.jobs.flatMap((id, i) => [i ? ", " : "", to(kind, id, String(id))])] : []),
     h("br"), root.advice === null ? "Only time helps." : `What would help: ${root.advice}`);
 }
 

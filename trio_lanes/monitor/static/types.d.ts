@@ -6,7 +6,7 @@ export type Job = {id: number, name: string, session: string | null, lane: strin
   since?: number | null, started: number | null, finished: number | null, steps: Step[]};
 export type Rate = {unit: string, left: number, most: number, full_at: number | null};
 export type Row = {name: string, template: boolean, alive: number, limit: number | null, slots: number,
-  active: number, lent: number, cancelling: number, abandoned: number, waiting: number,
+  active: number, lent: number, cancelling: number, overdue: number, abandoned: number, waiting: number,
   in_sessions: number, in_lane: number, oldest: number, paused: boolean,
   paused_until: number | null, rate_until: number | null, rates: Rate[], finished: number,
   failed: number, quantiles: number[] | null};
@@ -35,13 +35,14 @@ export type Asked = {job: number | null, where: string, age: number};
 export type View = {error?: string, totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
   unhandled: number, limit: number | null, paused: boolean}[],
-  instances: {host: string, pid: number, age: number, running: number, handlers: string}[],
+  instances: {host: string, pid: number, age: number, running: number, handlers: string, lanes: Record<string, number>}[],
   dead: {handler: string, error: string, count: number, example: string}[],
   locks: {name: string, holding: number, waiting: number, holders: Asked[], waiters: Asked[]}[],
   quotas: {name: string, levels: {used: number, limit: number, unit: string, per: number,
   left: number | null}[], waiting: number, waiters: Asked[]}[],
   paused: {session: string, left: number | null}[]};
-export type ToldOfStore = Stored & {error?: string, why: {text: string, left: number | null}[]};
 export type Root = {job: number, chain: [number, string][], text: string, jobs: number[], advice: string | null};
+export type ToldOfStore = Stored & {roots: Root[], waits: Record<string, number>, payload?: string, outcome?: string,
+  attempts: {number: number, how: string | null, where: string, error: string | null, took: number, age: number}[]};
 export type Told = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
   line?: number, roots: Root[]};
