@@ -20,6 +20,7 @@ from ._config.errors import UnknownLaneError as UnknownLaneError
 from ._config.names import is_probe_lane as is_probe_lane
 from ._config.names import resolve_global_lane as resolve_global_lane
 from ._config.names import resolve_session_lane as resolve_session_lane
+from ._config.problems import Problem as Problem
 from ._config.reasons import Cause as Cause
 from ._instrument import LaneInstrument as LaneInstrument
 from ._lanes import Lanes as Lanes
@@ -28,7 +29,6 @@ from ._lifecycle.drain import DrainReport as DrainReport
 from ._limits.rate import RateLimit as RateLimit
 from ._map import MapResults as MapResults
 from ._nursery import LaneNursery as LaneNursery
-from ._observe.health import Problem as Problem
 from ._observe.health import health as health
 from ._observe.hooks import context_free as context_free
 from ._observe.statistics import GroupStatistics as GroupStatistics

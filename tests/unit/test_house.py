@@ -18,11 +18,12 @@ DOCS = TESTS.parent / "docs"
 # To raise a number is a line in a diff, which has to be defended: say in a comment beside it what
 # the lines are for. Who makes a folder smaller lowers its number.
 MAX_LINES = {
-    "_config": 580,  # 50 of them: the root of a wait as a value, with what helps there
+    # 50 of them: the root of a wait as a value, with what helps there; 85: what is wrong, as one
+    "_config": 665,
     "_queue": 600,
     "_limits": 610,  # 25 of them: limits in words, and when a job in line may start
     "_actors": 3_275,  # 15 of them are for bodies that run outside of Trio
-    "_observe": 690,  # 40 of them: overdue bodies without an instrument
+    "_observe": 740,  # 40 of them: overdue bodies without an instrument; 50: what is wrong
     # all that waits for lanes, 250 lines of which stood in _lifecycle, and 290 for root causes; 15
     # for code outside of Trio
     "_waiting": 1_780,
@@ -34,20 +35,21 @@ MAX_LINES = {
     "durable": 200,
     "durable/acts": 1_180,  # 20 of them promote a parked job, 10 count runs by lane
     "durable/_contract": 1_350,
-    "durable/_lanes": 1_900,  # 250 of them find the root of a wait, which no store has a rule for
+    # 250 of them find the root of a wait, which no store has a rule for; 100 say what is wrong
+    "durable/_lanes": 1_990,
     "durable/_memory": 400,
     "durable/_options": 600,
     "durable/_postgres": 1_700,
     # 100 of them are settings, which each of three tables had; 30 say who has slots, and how many
-    # jobs are before one, and promote one
-    "durable/_rules": 2_830,
+    # jobs are before one, and promote one; 35 say where the wait of a job went
+    "durable/_rules": 2_865,
     "durable/_runs": 1_250,
     "durable/_sqlite": 1_350,  # 30 of them look for a time among ids, which count
     "durable/_sql": 1_850,
     "durable/_valkey": 1_850,
-    "durable/_valkey/lua": 4_470,  # 65 of them are the same, and runs by lane
+    "durable/_valkey/lua": 4_480,  # 65 of them are the same, and runs by lane
     "durable/_wire": 700,
-    "durable/testing": 5_800,  # 300 of them are incidents, whose roots each store must find
+    "durable/testing": 5_970,  # 470 of them are incidents, whose roots each store must find
     "instruments": 800,
     "agents": 100,
     "agents/_conversations": 1_700,

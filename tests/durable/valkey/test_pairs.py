@@ -77,13 +77,14 @@ PYTHON_ONLY = {
         is_paused size FairTurns.get read first pop ready LaneTurn._suspect LaneTurn.put_passed
     """,
     "engine": "digest open_as_worker once take_in record",
-    "history": "process_key error_type in_one_line",
+    "history": "process_key error_type in_one_line attempt waits_of",
     "inspection": """
         blockers_of statistics_of paused_of locks_of quotas_of by_name shown level with_heads
     """,
     "lines": "terms",
     "meters": """
         put sum time SlidingWindow.refilled_at SlidingWindow.left SlidingWindow.leaves
+        SlidingWindow.shortened Bucket.shortened
         Bucket.refilled_at Bucket.left Bucket.whole Bucket.dip
     """,
     "orders": "replace portion",

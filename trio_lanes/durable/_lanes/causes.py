@@ -57,7 +57,7 @@ _ROOTS: Final = {
 async def root_causes(lanes: DurableLanes, id: int) -> tuple[Cause, ...]:
     """Return the roots of the wait of a job."""
     status = await lanes.job(id).status()
-    found = await _Search(lanes, status).of(id, ((id, ""),))
+    found = await _RootSearch(lanes, status).of(id, ((id, ""),))
     # where the slots of a lane hold a job, they hold the first of its line, which says more
     return tuple({(one.chain, one.kind, one.lane): one for one in reversed(found)}.values())[::-1]
 
@@ -78,7 +78,7 @@ def lives(info: InstanceInfo, now: float) -> bool:
 
 
 @final
-class _Search:
+class _RootSearch:
     """One search, from the job with a status."""
 
     def __init__(self, lanes: DurableLanes, status: DurableStatus) -> None:

@@ -6,6 +6,7 @@ dead jobs, the sessions that they keep closed.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -15,11 +16,11 @@ import trio
 from ... import Problem
 from ... import health as core_health
 from ..._config.names import template_of
+from ..._config.problems import PROBLEM_AFTER, distinct, problem_of
 from ..._config.reasons import in_words
-from ..._observe.health import LONG, distinct, problem_of
 from .._contract.errors import ResultGoneError
 from .._contract.protocol import LISTED, PAGE
-from .._contract.records import DurableLaneStatistics, DurableStatus
+from .._contract.records import DurableLaneStatistics, DurableStatus, GroupLimit, LaneLimit
 from .._contract.state import WAITING
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _SLOW: Final = 1.0
 """Seconds in which a store should answer."""
-_DEAD: Final = 20
+_MOST_DEAD: Final = 20
 """How many dead jobs are looked at, the oldest first."""
 
 
@@ -46,17 +47,18 @@ async def health(lanes: DurableLanes) -> tuple[Problem, ...]:
     waiting = {name: lane for name, lane in now.lanes.items() if lane.waiting or lane.unhandled}
     for name in sorted(waiting, key=lambda name: -waiting[name].waiting)[:LISTED]:
         label = name if name in limits else template_of(name, limits)
-        rates = [*(limits[label].rates if label is not None else ())]
-        rates += [rate for one in groups.values() if label in one.members for rate in one.rates]
+        served: list[LaneLimit | GroupLimit] = [limits[label]] if label is not None else []
+        served += [one for one in groups.values() if label in one.members]
+        longest = max((rate.per for one in served for rate in one.rates), default=math.inf)
         for job in await _jobs_of(lanes, name, waiting[name]):
             since = job.history[-1].ended_at if job.history else None
             waited = job.seen_at - (since or job.submitted_at + job.waits.get("delay", 0.0))
             with suppress(ResultGoneError):  # it may end meanwhile
-                causes = await lanes.root_causes(job.id) if waited > LONG else ()
-                if waited > LONG and (await lanes.job(job.id).status()).state is job.state:
-                    found.append(problem_of(job.id, name, waited, causes, rates))
+                causes = await lanes.root_causes(job.id) if waited > PROBLEM_AFTER else ()
+                if waited > PROBLEM_AFTER and (await lanes.job(job.id).status()).state is job.state:
+                    found.append(problem_of(job.id, name, waited, causes, longest))
     if now.dead and (await lanes.rules()).hold:
-        for dead in await lanes.dead(limit=_DEAD):
+        for dead in await lanes.dead(limit=_MOST_DEAD):
             found.append(await _held_by(lanes, dead))
     return distinct(found)
 

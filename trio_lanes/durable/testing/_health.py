@@ -137,3 +137,14 @@ class HealthStories:
             assert str(problem) == (
                 "the store has taken 2.0 s to answer: look at its load, its disk and the network"
             )
+
+    async def test_it_is_a_problem_that_no_instance_has_room_for_a_job(self, bench: Bench) -> None:
+        if not bench.virtual:
+            return
+        async with bench.lanes(capacity=1) as lanes:
+            await bench.submitted(lanes, "gate", "a")
+            job = await bench.submitted(lanes, "echo")
+            await bench.advance(20, lanes)
+            (problem,) = await lanes.health()
+            assert (problem.kind, problem.lane, problem.job) == ("stalled", "main", job.id)
+            assert "though nothing holds it" in str(problem)

@@ -1,0 +1,75 @@
+"""`Problem`: what is wrong with lanes, here or over a store, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, final
+
+import attrs
+
+from .reasons import Cause, in_words
+
+PROBLEM_AFTER: Final = 10.0
+"""Seconds for which a job has waited before its wait can be a problem."""
+
+_ALWAYS: Final = {"deadlock", "dead", "handler", "instance", "gone", "overdue"}
+
+
+@final
+@attrs.frozen
+class Problem:
+    """Something that is wrong; `str` is the line that a person reads."""
+
+    kind: str
+    """``"overdue"``: a body has outlived its timeout or its cancellation. ``"pause"``: until it is
+    resumed. ``"concurrency"``: of 0. ``"rate"``: a job is held longer than the limit's ``per``.
+    ``"stalled"``: a job waits, and has no reason to. ``"deadlock"``. Of durable lanes as well:
+    ``"dead"``: a dead job keeps its session closed. ``"handler"``: no live instance has it.
+    ``"instance"``: none lives. ``"gone"``: the instance of a run. ``"slow"``: the store."""
+    lane: str
+    """The name of the lane, or the session lane; empty: of all."""
+    text: str
+    """What is wrong, in words."""
+    advice: str
+    """What to do."""
+    job: int | None = None
+    """The id of a job that it holds up, or that is overdue."""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.advice}"
+
+
+def problem_of(
+    job: int, lane: str, waited: float, causes: Sequence[Cause], longest: float
+) -> Problem | None:
+    """Return what is wrong with a wait, by its roots; None: it can end by itself.
+
+    Args:
+      longest: the longest ``per`` of the rates of its lane and its group; infinite without any.
+    """
+    wait = f"job {job} of {lane!r} has waited for {in_words(waited)}"
+    if not causes:
+        text = f"{wait}, though nothing holds it"
+        return Problem(
+            "stalled", lane, text, "look at what its process does, and at its capacity", job
+        )
+    for cause in causes:
+        first = not cause.chain and " before it" not in cause.root
+        if (
+            cause.kind in _ALWAYS
+            or (cause.kind == "pause" and cause.seconds is None)
+            or (cause.kind == "concurrency" and cause.root.endswith("it has none"))
+            or (cause.kind == "rate" and first and (cause.seconds or 0) > longest)
+        ):
+            assert cause.advice is not None
+            return Problem(cause.kind, cause.lane, f"{wait}; {cause}", cause.advice, job)
+    return None
+
+
+def distinct(problems: Iterable[Problem | None]) -> tuple[Problem, ...]:
+    """Return the first problem of each kind of each lane."""
+    found: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        if problem is not None:
+            found.setdefault((problem.kind, problem.lane), problem)
+    return tuple(found.values())
