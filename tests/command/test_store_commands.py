@@ -55,7 +55,7 @@ class Shop:
         ids: list[int] = self.lanes(go)
         return ids
 
-    def kill(self, *sessions: str) -> list[int]:
+    def kill(self, *sessions: str, **options: Any) -> list[int]:
         """Have a job die in each session."""
 
         async def go(lanes: DurableLanes) -> list[int]:
@@ -65,12 +65,12 @@ class Shop:
                 await trio.sleep(0.01)
             return [job.id for job in jobs]
 
-        ids: list[int] = self.lanes(go, worker=True, retry=RetryPolicy(max_attempts=1))
+        ids: list[int] = self.lanes(go, worker=True, retry=RetryPolicy(max_attempts=1), **options)
         return ids
 
-    def say(self, command: str, *more: str) -> tuple[int, str, str]:
-        """The exit code, standard output and standard error of a command."""
-        code = main([*command.split(), *more, "--store", f"sqlite:{self.path}"])
+    def say(self, command: str, *more: str, store: bool = True) -> tuple[int, str, str]:
+        """The exit code, standard output and standard error of a command, on the store."""
+        code = main([*command.split(), *more, *(["--store", f"sqlite:{self.path}"] * store)])
         told = self._capsys.readouterr()
         return code, told.out, told.err
 
@@ -113,22 +113,61 @@ def test_status_shows_lanes_and_that_there_is_no_worker(shop: Shop) -> None:
     assert told["instances"] == []
 
 
-def test_why_shows_the_reasons_for_which_jobs_wait(shop: Shop) -> None:
+def test_health_is_an_exit_code_for_probes(shop: Shop) -> None:
+    assert shop.say("health") == (0, "healthy\n", "")
+    assert shop.ask("health") == {"healthy": True, "problems": []}
+    shop.lanes(lambda lanes: lanes.configure({}, on_dead="hold"))
+    (dead,) = shop.kill("s")
+    shop.submit(1, session="s")
+    code, out, _ = shop.say("health")
+    assert code == 1
+    assert "keeps session:s closed" in out
+    assert out.endswith(f": requeue or purge {dead}\n")
+    code, out, error = shop.say("health", "--store", "sqlite:nothing.db", store=False)
+    assert (code, out) == (2, "")
+    assert error == (
+        "trio-lanes: could not look: there is no store nothing.db: a worker makes it at its start\n"
+    )
+
+
+def test_failures_are_grouped_with_the_last_traceback(shop: Shop) -> None:
+    assert shop.say("failures") == (0, "no failures\n", "")
+    dead = [*shop.kill("a"), *shop.kill("b")]
+    code, out, _ = shop.say("failures")
+    assert code == 0
+    heading, _, group, *_ = words(out)
+    assert heading == ["jobs", "handler", "lane", "error", "last"]
+    assert group[0] == "2"
+    assert group[-1] == str(max(dead))
+    (told,) = shop.ask("failures --handler act")
+    assert (told["count"], told["last"]) == (2, max(dead))
+    assert shop.ask("failures --of cron") == []
+
+
+def test_why_shows_the_roots_of_the_waits_of_jobs(shop: Shop) -> None:
     first, second = shop.submit(1, 2, session="a")
     (later,) = shop.submit(3, delay=100)
     code, out, _ = shop.say("why", str(first), str(second), str(later))
     assert code == 0
-    heading, _, handler, order, delay = words(out)
-    assert heading == ["id", "reason", "of", "job", "until"]
-    assert handler == [str(first), "handler", "main"]
-    assert order == [str(second), "order", "session:a", str(first)]
-    assert delay[:3] == [str(later), "delay", "main"]
-    assert len(delay) == 5  # the day and the time
-    (told,) = shop.ask("why", str(second))
-    assert told["state"] == "waiting"
-    assert told["blocked_by"] == [
-        {"kind": "order", "lane": "session:a", "job": first, "until": None}
+    *before, delay, help = out.splitlines()
+    assert before == [
+        f"{first} ← no instance lives",
+        "    what would help: start a worker",
+        f"{second} ← {first} of its session ← no instance lives",
+        "    what would help: start a worker",
     ]
+    assert delay.startswith(f"{later} ← its delay, in about 1")
+    assert help == f"    what would help: promote {later}"
+    (told,) = shop.ask("why", str(second))
+    assert (told["state"], list(told["waits"])) == ("waiting", ["session"])
+    (cause,) = told["causes"]
+    assert cause["line"] == before[2]
+    assert (cause["kind"], cause["chain"]) == ("instance", [[first, "of its session"]])
+    assert shop.say("promote", str(later), str(second)) == (
+        1,
+        f"promoted 1 job\njob {second} is not parked, or is not known\n",
+        "",
+    )
     (dead,) = shop.kill("b")
     code, out, _ = shop.say("why", str(dead), "7")
     assert code == 1
@@ -564,7 +603,7 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
         await shop.opened.quota("tokens").spend(tokens=payload)
 
     async def here(*command: str) -> Any:
-        return await trio.to_thread.run_sync(shop.ask, *command)
+        return await trio.to_thread.run_sync(lambda: shop.ask(*command))
 
     async def go(lanes: DurableLanes) -> None:
         shop.opened = lanes
@@ -599,16 +638,16 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
         assert "100/60,unit=tokens" in row
         assert f"job {spend.id}" in row
         code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(others[3].id))
-        assert words(out)[2] == [str(others[3].id), "lock", "index", str(first.id)]
+        assert out.startswith(f'{others[3].id} ← {first.id} with the lock "index" ← ')
         code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(first.id))
         assert out.splitlines() == [
             f"job {first.id} is running; nothing keeps it waiting",
             f"job {first.id} has the lock 'index', for which 12 wait",
         ]
         (shown,) = await here("why", str(first.id))
-        assert (shown["blocked_by"], shown["has"]) == ([], [{"key": "index", "waiting": 12}])
+        assert (shown["causes"], shown["has"]) == ([], [{"key": "index", "waiting": 12}])
         code, out, _ = await trio.to_thread.run_sync(shop.say, "why", str(spend.id))
-        assert words(out)[2][:3] == [str(spend.id), "quota", "tokens"]
+        assert out.startswith(f'{spend.id} ← quota "tokens": ')
         (quota,) = await here("quota", "tokens")
         assert quota["levels"][0]["used"] > 8_000
         assert await trio.to_thread.run_sync(shop.say, "quota tokens --reset") == (
@@ -659,11 +698,15 @@ def test_a_lane_that_is_not_there_is_a_mistake(shop: Shop, command: str) -> None
 
 
 def test_looking_changes_nothing(shop: Shop) -> None:
+    def seen() -> Any:
+        jobs = [{**job, "waits": None, "seen_at": None} for job in shop.ask("jobs")]
+        return shop.ask("status"), jobs
+
     shop.submit(1, session="a")
-    before = shop.ask("status"), shop.ask("jobs")
-    for command in ("status", "jobs", "dead", "check"):
+    before = seen()
+    for command in ("status", "jobs", "dead", "check", "why 1", "health", "failures"):
         shop.say(command)
-    assert (shop.ask("status"), shop.ask("jobs")) == before
+    assert seen() == before
 
 
 def test_times_are_local_times_of_the_reader(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

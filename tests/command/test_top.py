@@ -27,7 +27,8 @@ from rich.console import Console
 from trio.testing import MockClock
 
 from trio_lanes import LaneConfig, Lanes, RateLimit, current_job, open_lanes
-from trio_lanes.command import _cli, _top, main
+from trio_lanes.command import _parameters, _top, main
+from trio_lanes.command._exits import CommandError
 from trio_lanes.monitor import serve_monitor
 
 ROOT = Path(__file__).parents[2]
@@ -149,7 +150,7 @@ def test_a_url_of_another_kind_is_a_mistake(url: str, capsys: pytest.CaptureFixt
 
 
 def test_a_header_has_a_name_and_a_value(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _top.parse_headers(["Cookie: key=a:b", "X:"]) == {"Cookie": "key=a:b", "X": ""}
+    assert _parameters.parse_headers(["Cookie: key=a:b", "X:"]) == {"Cookie": "key=a:b", "X": ""}
     assert main(["top", "http://localhost/", "--header", "odd"]) == 2
     assert "--header is not of the form NAME: VALUE" in capsys.readouterr().err
 
@@ -160,7 +161,7 @@ def test_a_missing_package_is_named(
     def absent(name: str) -> Any:
         return None if name == "httpx2" else find_spec(name)
 
-    monkeypatch.setattr(_cli, "find_spec", absent)
+    monkeypatch.setattr(_parameters, "find_spec", absent)
     assert main(["top", "http://localhost/"]) == 2
     assert "this needs httpx2" in capsys.readouterr().err
 
@@ -224,7 +225,7 @@ async def test_a_lost_connection_is_made_again_after_a_second(autojump_clock: Mo
 async def test_a_first_connection_that_fails_is_a_mistake_in_one_line(
     autojump_clock: MockClock, answer: Any, code: int, why: str
 ) -> None:
-    with pytest.raises(_top.CommandError) as caught:
+    with pytest.raises(CommandError) as caught:
         await followed(answer)
     assert why in str(caught.value)
     assert caught.value.code == code

@@ -7,9 +7,9 @@ nothing, and no command needs a living worker.
 from __future__ import annotations
 
 import json
-import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import attrs
@@ -20,10 +20,10 @@ from ..durable import (
     DurableLanes,
     DurableState,
     DurableStatus,
-    InstanceInfo,
     LockStatistics,
     ResultGoneError,
 )
+from ..durable._lanes.causes import lives
 from ._answer import Answer, Table, counted, cut, moment, number, shortened
 from ._exits import DONE, NO, CommandError
 from ._limits import groups_table, locks_table, notes, of, quotas_table, template
@@ -42,7 +42,7 @@ async def status(lanes: DurableLanes) -> Answer:
         now = await lanes.statistics()
     instances = await lanes.instances()
     limits, groups = await lanes.limits(), await lanes.groups()
-    counts = ("waiting", "parked", "running", "dead", "unhandled")
+    counts, here = ("waiting", "parked", "running", "dead", "unhandled"), socket.gethostname()
     of_lanes = Table(
         ("lane", "running", "limit", "waiting", "parked", "dead", "unhandled", ""),
         [
@@ -73,14 +73,18 @@ async def status(lanes: DurableLanes) -> Answer:
         "locks": now.locks,
         "quotas": now.quotas,
         "instances": [
-            {**attrs.asdict(one, recurse=False), "lives": _lives(one)} for one in instances
+            {
+                **attrs.asdict(one, recurse=False),
+                "lives": lives(one, time.time()) if one.host == here else None,
+            }
+            for one in instances
         ],
     }
     workers = Table(
         ("worker", "running", "since", "handlers"),
         [
             (
-                f"{one.pid} on {one.host}{'' if _lives(one) is not False else ' (gone)'}",
+                f"{one.pid} on {one.host}{'' if lives(one, time.time()) else ' (gone)'}",
                 number(one.running),
                 moment(one.since),
                 ", ".join(one.names),
@@ -104,22 +108,6 @@ async def status(lanes: DurableLanes) -> Answer:
         workers if instances else "no worker",
     ]
     return Answer(document, shown)
-
-
-def _lives(one: InstanceInfo) -> bool | None:
-    """Whether an instance's process exists; None if it is on another machine.
-
-    The store lists an instance that was killed until the next worker removes it.
-    """
-    if one.host != socket.gethostname():
-        return None
-    try:
-        os.kill(one.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it exists, and belongs to another user
-    return True
 
 
 async def jobs(
@@ -242,36 +230,62 @@ def _runs_table(one: DurableStatus) -> Table:
 
 async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     """Show why jobs do not go on."""
-    rows, document, lines = [], [], []
+    document, lines = [], []
     for id in ids:
         try:
             status = await lanes.job(id).status()
-            reasons = await lanes.blocked_by(id)
+            causes = await lanes.root_causes(id)
         except ResultGoneError as error:
             lines.append(str(error))
             continue
         has = [] if status.state is not DurableState.RUNNING else await _locks_of(lanes, id)
         locks = [{"key": lock.key, "waiting": lock.waiting} for lock in has]
-        document.append({"id": id, "state": status.state, "blocked_by": reasons, "has": locks})
-        if not reasons:
+        roots = [{"line": str(one), **attrs.asdict(one, recurse=False)} for one in causes]
+        document.append(
+            {"id": id, "state": status.state, "causes": roots, "has": locks, "waits": status.waits}
+        )
+        if not causes:
             lines.append(f"job {id} is {status.state.value}; nothing keeps it waiting")
+        for one in causes:
+            lines += why_lines(str(one), one.advice)
         lines += [
             f"job {id} has the lock {lock.key!r}, for which {number(lock.waiting)} wait"
             for lock in has
         ]
-        rows += [
-            (
-                str(id),
-                one.kind,
-                one.lane,
-                "" if one.job is None else str(one.job),
-                "" if one.until is None else moment(one.until),
-            )
-            for one in reasons
-        ]
-    table = Table(("id", "reason", "of", "job", "until"), rows, frozenset({"id", "job"}))
-    shown: list[Table | str] = [table, *lines] if rows else [*lines]
-    return Answer(document, shown, DONE if len(document) == len(ids) else NO)
+    return Answer(document, lines, DONE if len(document) == len(ids) else NO)
+
+
+def why_lines(line: str, advice: str | None) -> list[str]:
+    """Return the lines for a root cause."""
+    return [line, *([] if advice is None else [f"    what would help: {advice}"])]
+
+
+async def health(lanes: DurableLanes) -> Answer:
+    """Show what is wrong with the store and the work in it."""
+    return verdict([attrs.asdict(one) for one in await lanes.health()])
+
+
+def verdict(problems: Sequence[Mapping[str, Any]]) -> Answer:
+    """Return the answer for a probe: 0 without problems, else 1."""
+    lines = [f"{one['text']}: {one['advice']}" for one in problems]
+    document = {"healthy": not problems, "problems": problems}
+    return Answer(document, lines or ["healthy"], NO if problems else DONE)
+
+
+async def failures(
+    lanes: DurableLanes, name: str | None, handler: str | None, since: float | None, limit: int
+) -> Answer:
+    """Show dead and failed jobs, grouped by handler, lane and error."""
+    await _check_name(lanes, name)
+    async with progress("reading"):
+        groups = await lanes.failures(name, handler=handler, since=since, limit=limit)
+    rows = [
+        (number(one.count), one.handler, one.lane, shortened(one.error), str(one.last))
+        for one in groups
+    ]
+    table = Table(("jobs", "handler", "lane", "error", "last"), rows, frozenset({"jobs", "last"}))
+    shown: list[Table | str] = [table, *(one.traceback for one in groups[:1] if one.traceback)]
+    return Answer(groups, shown if rows else ["no failures"])
 
 
 async def _locks_of(lanes: DurableLanes, id: int) -> list[LockStatistics]:
@@ -350,6 +364,12 @@ async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) ->
     """Cancel jobs by id."""
     done = [id for id in ids if await lanes.cancel(id, reason)]
     return _done("cancelled", done, ids, "has ended, is dead, or is not known")
+
+
+async def promote(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
+    """Make jobs due that are delayed, or between two attempts."""
+    done = [id for id in ids if await lanes.promote(id)]
+    return _done("promoted", done, ids, "is not parked, or is not known")
 
 
 def _letters(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:

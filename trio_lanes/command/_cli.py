@@ -8,15 +8,14 @@ import traceback
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Final
 
 import click
 import trio
 
 from ._exits import CRASHED, DONE, INTERRUPTED, USAGE, CommandError, exit_code, first_leaf, one_line
-from ._parameters import seconds
-from ._store_commands import add_store_commands
+from ._parameters import check_package, parse_headers, seconds
+from ._store_commands import HEADER, add_store_commands
 
 EXIT_CODES: Final = """
 \b
@@ -187,24 +186,15 @@ def worker(
 
 @cli.command()
 @click.argument("url")
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME:VALUE",
-    help="A header of each request, such as Cookie:key=...; may be given more than once.",
-)
 def top(url: str, headers: Sequence[str]) -> int:
     """Show the lanes of an application that serves a monitor, until Ctrl-C.
 
     URL is the address of the page of trio_lanes.monitor. A lost connection is made again. Without a
     terminal, the present state is printed once.
     """
-    if find_spec("httpx2") is None:
-        raise CommandError("this needs httpx2: pip install 'trio-lanes[command]'")
+    check_package()
     from rich.console import Console
 
-    from ._top import parse_headers
     from ._top import top as show
 
     console = Console(markup=False, highlight=False, emoji=False)
@@ -235,4 +225,5 @@ def replay(file: str, limits: Sequence[str], as_json: bool) -> int:
     return DONE
 
 
+top.params.append(HEADER)
 add_store_commands(cli)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -11,6 +13,7 @@ import click
 from .. import RateLimit
 from .._config.names import SESSION_PREFIX
 from ..durable._options.names import checked_name
+from ._exits import CommandError
 
 
 def seconds(text: str | float) -> float:
@@ -87,3 +90,28 @@ def reserve(text: str) -> tuple[str, int]:
     if not (equals and lane and tokens.isascii() and tokens.isdecimal()):
         raise click.BadParameter(f"{text!r} is not a lane and a number, such as cron=1")
     return lane, int(tokens)
+
+
+def parse_headers(texts: Sequence[str]) -> dict[str, str]:
+    """Parse ``NAME: VALUE`` of each option ``--header``.
+
+    Raises:
+      CommandError: if a text is not of that form.
+    """
+    headers = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not (colon and name.strip() and text.isascii() and text.isprintable()):
+            raise CommandError("--header is not of the form NAME: VALUE")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def check_package() -> None:
+    """Check that the package is there by which a page is asked.
+
+    Raises:
+      CommandError: if it is not.
+    """
+    if find_spec("httpx2") is None:
+        raise CommandError("this needs httpx2: pip install 'trio-lanes[command]'")

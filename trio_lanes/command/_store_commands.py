@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 import click
@@ -11,7 +13,18 @@ import trio
 from ..durable import DurableState, open_durable_lanes
 from . import _ask, _limits
 from ._answer import Answer
-from ._parameters import count, kept, moment, name, rate, reserve, seconds
+from ._exits import CommandError, first_leaf, one_line
+from ._parameters import (
+    check_package,
+    count,
+    kept,
+    moment,
+    name,
+    parse_headers,
+    rate,
+    reserve,
+    seconds,
+)
 from ._show import show
 from ._stores import find_store
 
@@ -41,6 +54,20 @@ AFTER: Final = click.Option(
     ["--after"], type=click.IntRange(0), default=0, help="Only with ids greater than this."
 )
 REASON: Final = click.Option(["--reason"], help="The reason, for tasks that wait for the job.")
+
+
+HEADER: Final = click.Option(
+    ["--header", "headers"],
+    multiple=True,
+    metavar="NAME:VALUE",
+    help="A header of each request, such as Cookie:key=...; may be given more than once.",
+)
+ASKS_PAGE: Final = (
+    click.Option(
+        ["--page"], metavar="URL", help="Ask the monitor of an application, in place of a store."
+    ),
+    HEADER,
+)
 
 
 def _limit(default: int) -> click.Option:
@@ -86,7 +113,22 @@ COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
             _limit(50),
         ),
     ),
-    (_ask.why, "Show why jobs do not go on.", (_ids(required=True),)),
+    (_ask.why, "Show why jobs do not go on.", (_ids(required=True), *ASKS_PAGE)),
+    (
+        _ask.health,
+        "Show what is wrong. The exit code is for probes: 0 healthy, 1 not, 2 could not look.",
+        ASKS_PAGE,
+    ),
+    (
+        _ask.failures,
+        "Show dead and failed jobs by error, and the last traceback of the most frequent.",
+        (OF, HANDLER, _time("--since", "Only jobs submitted at this time or later."), _limit(1000)),
+    ),
+    (
+        _ask.promote,
+        "Make jobs due that are delayed, or between two attempts.",
+        (_ids(required=True),),
+    ),
     (
         _ask.dead,
         "List dead jobs, the oldest first.",
@@ -218,6 +260,11 @@ _STORE_OPTION: Final = click.Option(
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON.")
 
 
+def _of_page(act: Act) -> Act:
+    check_package()
+    return getattr(import_module("._page", __package__), act.__name__)  # type: ignore[no-any-return]
+
+
 def _on_store(act: Act) -> Callable[..., int]:
     """Return a command that calls ``act`` with the lanes of ``--store`` and shows its answer."""
 
@@ -226,9 +273,18 @@ def _on_store(act: Act) -> Callable[..., int]:
             return await act(lanes, **options)
 
     def command(store: str | None, as_json: bool, **options: Any) -> int:
-        if store is None:
+        page, headers = options.pop("page", None), options.pop("headers", ())
+        if store is None and page is None:
             raise click.UsageError("Missing option '--store', or TRIO_LANES_STORE")
-        answer = trio.run(ask, store, options)
+        try:
+            if page is not None:
+                answer = trio.run(partial(_of_page(act), page, parse_headers(headers), **options))
+            else:
+                answer = trio.run(ask, str(store), options)
+        except Exception as error:
+            if act is not _ask.health:
+                raise
+            raise CommandError(f"could not look: {one_line(first_leaf(error))}") from error
         show(answer, as_json=as_json)
         return answer.code
 

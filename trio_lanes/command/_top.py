@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -46,21 +46,6 @@ def check_url(url: str) -> str:
     if not is_one:
         raise CommandError(f"{url!r} is no URL of a monitor, such as http://127.0.0.1:8765/")
     return f"{url.partition('?')[0].rstrip('/')}/frames"
-
-
-def parse_headers(texts: Sequence[str]) -> dict[str, str]:
-    """Parse ``NAME: VALUE`` of each option ``--header``.
-
-    Raises:
-      CommandError: if a text is not of that form.
-    """
-    headers = {}
-    for text in texts:
-        name, colon, value = text.partition(":")
-        if not (colon and name.strip() and text.isascii() and text.isprintable()):
-            raise CommandError("--header is not of the form NAME: VALUE")
-        headers[name.strip()] = value.strip()
-    return headers
 
 
 async def top(url: str, headers: Mapping[str, str], console: Console) -> int:

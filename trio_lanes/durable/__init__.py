@@ -11,6 +11,7 @@ from ._contract.errors import JobTakenError as JobTakenError
 from ._contract.errors import LockLostError as LockLostError
 from ._contract.errors import ResultGoneError as ResultGoneError
 from ._contract.errors import UnknownHandlerError as UnknownHandlerError
+from ._lanes.failures import FailureGroup as FailureGroup
 from ._lanes.job import DurableJob as DurableJob
 from ._lanes.lanes import DurableLanes as DurableLanes
 from ._lanes.locks import HeldLock as HeldLock

@@ -57,6 +57,7 @@ from ..acts.locks import ResetQuota
 from ..acts.runs import Send
 from .causes import root_causes
 from .ending import HasEnd
+from .failures import FailureGroup, failures
 from .health import health
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
@@ -497,6 +498,28 @@ class DurableLanes(HasEnd):
         """
         of = _selection(name, handler=handler, error=error, states=_letters(failed))
         return await self._list(of, after, limit)
+
+    async def failures(
+        self,
+        name: str | None = None,
+        *,
+        handler: str | None = None,
+        since: float | None = None,
+        limit: int = 1000,
+    ) -> tuple[FailureGroup, ...]:
+        """Return what has gone wrong: dead and failed jobs by handler, lane and error.
+
+        The 20 largest groups, each with the traceback of its last job. Failed jobs are among them
+        for ``result_ttl``.
+
+        Args:
+          name, handler, since: as for `jobs`.
+          limit: how many jobs are read, the oldest first.
+
+        Raises:
+          TypeError, ValueError: for a bad argument.
+        """
+        return await failures(self, name, handler, since, limit)
 
     async def requeue(
         self,

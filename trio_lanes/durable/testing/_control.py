@@ -22,6 +22,7 @@ from ... import (
 from .. import (
     Cancelled,
     Died,
+    DurableJobError,
     DurableState,
     Failed,
     Finish,
@@ -191,6 +192,32 @@ class ControlStories:
             assert await after.wait() == "after"
             assert bench.log[5:] == ["again", "alone", "again", "after"]
             assert not await lanes.promote(failed.id)
+
+    async def test_failures_are_grouped_by_handler_lane_and_error(self, bench: Bench) -> None:
+        async def fails(payload: Any) -> None:
+            raise (NoRetry if payload else ValueError)(f"no {payload}\nat all")
+
+        async with bench.lanes(retry=ONCE, handlers={"fails": fails}) as lanes:
+            jobs = [await lanes.submit("fails", payload) for payload in ("", "x", "")]
+            jobs.append(await lanes.submit("fails", "x", lane="cron"))
+            await bench.settle(lanes)
+            for job in jobs:
+                await bench.fails(job, DurableJobError)
+            first, *others = await lanes.failures()
+            assert (first.handler, first.lane, first.error) == ("fails", "main", "ValueError: no ")
+            assert (first.count, first.last) == (2, jobs[2].id)
+            assert "ValueError: no \nat all" in first.traceback
+            assert sorted((one.lane, one.count) for one in others) == [("cron", 1), ("main", 1)]
+            assert {one.lane for one in await lanes.failures("cron", handler="fails")} == {"cron"}
+            assert [one.count for one in await lanes.failures(limit=1)] == [1]
+
+    async def test_an_instance_says_how_many_jobs_it_runs_by_lane(self, bench: Bench) -> None:
+        async with bench.lanes() as lanes, bench.lanes(worker=False) as asking:
+            for name, lane in (("a", "main"), ("b", "main"), ("c", "cron")):
+                await lanes.submit("gate", name, lane=lane)
+            await bench.settle(lanes)
+            (one,) = await asking.instances()
+            assert (one.running, one.lanes) == (3, {"main": 2, "cron": 1})
 
     async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(
         self, bench: Bench

@@ -1,0 +1,99 @@
+"""``trio-lanes why`` and ``health`` for an application that serves a monitor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+
+from trio_lanes import open_lanes
+from trio_lanes.command import _page, main
+from trio_lanes.monitor import serve_monitor
+
+PROBLEM = {"kind": "pause", "lane": "main", "text": "main is paused", "advice": "resume it"}
+ROOT = {"job": 7, "chain": [[5, "of its session"]], "text": "its body", "advice": "cancel 5"}
+JOB = {"state": "waiting", "roots": [ROOT]}
+RUNS = {"state": "running", "roots": []}
+
+
+def page(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
+    """Let the command talk to a page that gives these answers; its frames have ``health``."""
+    asked: Mapping[str, Any] = {name.replace("_", "/"): answer for name, answer in answers.items()}
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        path = request.url.path.removeprefix("/lanes/")
+        if path == "frames":
+            frame = {"n": 1, "health": asked["health"]}
+            text = b"id: 1\ndata: %s\n\n" % json.dumps(frame).encode()
+            return httpx2.Response(200, content=text, headers={"content-type": "text/event-stream"})
+        answer = asked.get(path)
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx2.Response(200, content=json.dumps(answer).encode())
+
+    def client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
+        assert headers == {"Cookie": "key=1"}
+        return httpx2.AsyncClient(transport=httpx2.MockTransport(handle))
+
+    monkeypatch.setattr(_page, "_client", client)
+    monkeypatch.setattr("trio_lanes.command._top.drawn", lambda frame, link: frame)
+
+
+def say(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    more = ["--page", "http://x/lanes", "--header", "Cookie:key=1"]
+    code = main([*command.split(), *more])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_health_of_a_page_is_that_of_its_lanes_and_of_its_store(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page(monkeypatch, health=[])
+    assert say("health", capsys) == (0, "healthy\n", "")
+    page(monkeypatch, health=[PROBLEM], durable={"health": [PROBLEM]})
+    assert say("health", capsys) == (1, "main is paused: resume it\n" * 2, "")
+    page(monkeypatch, health=[], durable={"error": "the store is away"})
+    told = "trio-lanes: could not look: the store is away\n"
+    assert say("health", capsys) == (2, "", told)
+    page(monkeypatch, health=[], durable=httpx2.ConnectError("refused"))
+    told = "trio-lanes: could not look: http://x/lanes/durable: refused\n"
+    assert say("health", capsys) == (2, "", told)
+
+
+def test_why_asks_a_page_for_its_jobs_and_for_those_of_its_store(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page(monkeypatch, job_7=JOB, durable_8=RUNS)
+    assert say("why 7 8", capsys) == (
+        0,
+        "7 ← 5 of its session ← its body\n    what would help: cancel 5\n"
+        "job 8 is running; nothing keeps it waiting\n",
+        "",
+    )
+    assert say("why 9", capsys) == (1, "the page does not know job 9\n", "")
+    page(monkeypatch, job_7=httpx2.ConnectError("refused"))
+    told = "trio-lanes: http://x/lanes/job/7: refused\n"
+    assert say("why 7", capsys) == (5, "", told)
+
+
+@pytest.mark.real_processes
+async def test_why_asks_the_real_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with trio.fail_after(120):
+        async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
+            url = await nursery.start(serve_monitor, lanes)
+            first = lanes.submit_nowait(trio.sleep_forever, session="ann")
+            job = lanes.submit_nowait(trio.sleep_forever, session="ann")
+            await first.wait_started()
+            for code, id in ((0, job.id), (1, 99)):
+                assert await trio.to_thread.run_sync(main, ["why", str(id), "--page", url]) == code
+            out = capsys.readouterr().out
+            assert out.startswith(f"{job.id} ← {first.id} of its session ← its body, for ")
+            assert out.endswith("\nthe page does not know job 99\n")
+            nursery.cancel_scope.cancel()
+            lanes.clear()
+            lanes.reset()

@@ -1,0 +1,62 @@
+"""The commands ``why`` and ``health`` for an application that serves a monitor, at its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx2
+
+from ._answer import Answer
+from ._ask import verdict, why_lines
+from ._exits import DONE, NO, STORE_UNAVAILABLE, CommandError, one_line
+from ._top import SILENCE, check_url, follow
+
+
+def _client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(SILENCE))
+
+
+async def health(url: str, headers: Mapping[str, str]) -> Answer:
+    """Show what is wrong with the lanes of a page, and with its store."""
+    frames: list[Any] = []
+
+    def show_one(frame: Any) -> bool:
+        frames.append(frame)
+        return False
+
+    async with _client(headers) as client:
+        await follow(client, check_url(url), show_one)
+        store = await _get(client, url, "durable") or {}
+    if "error" in store:
+        raise CommandError(store["error"], STORE_UNAVAILABLE)
+    return verdict([*frames[0]["health"], *store.get("health", ())])
+
+
+async def why(url: str, headers: Mapping[str, str], ids: Sequence[int]) -> Answer:
+    """Show why jobs of a page, or of its store, do not go on."""
+    lines, found = [], []
+    async with _client(headers) as client:
+        for id in ids:
+            story = await _get(client, url, f"job/{id}") or await _get(client, url, f"durable/{id}")
+            found.append(story)
+            roots = [] if story is None else story["roots"]
+            if story is None:
+                lines.append(f"the page does not know job {id}")
+            elif not roots:
+                lines.append(f"job {id} is {story['state']}; nothing keeps it waiting")
+            for root in roots:
+                way = [str(root["job"]), *(f"{job} {what}" for job, what in root["chain"])]
+                lines += why_lines(" ← ".join([*way, root["text"]]), root["advice"])
+    return Answer(found, lines, NO if None in found else DONE)
+
+
+async def _get(client: httpx2.AsyncClient, url: str, path: str) -> Any:
+    """Return what the page answers; None: it knows no such job, or has no store."""
+    where = check_url(url).removesuffix("frames") + path
+    try:
+        answer = await client.get(where)
+        answer.raise_for_status()
+        return answer.json()
+    except (httpx2.HTTPError, ValueError) as error:
+        raise CommandError(f"{where}: {one_line(error)}", STORE_UNAVAILABLE) from error
