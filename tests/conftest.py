@@ -28,6 +28,7 @@ import hypothesis
 import pytest
 import trio
 
+from tests.support import doors
 from tests.support.chaos import THOROUGH, examples
 from tests.support.needs import WANT, missing, need
 
@@ -73,7 +74,21 @@ def scheduler_seed(request: pytest.FixtureRequest) -> int:
     return seed
 
 
+@pytest.fixture(autouse=True)
+def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The door through which this test goes, "trio" or "asyncio" (tests/support/doors.py)."""
+    door: str = getattr(request, "param", "trio")
+    if door == "asyncio":
+        doors.enter_asyncio(request.node, monkeypatch)
+    return door
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    definition = metafunc.definition
+    if definition.get_closest_marker("both_doors") and not definition.get_closest_marker(
+        "trio_only"
+    ):
+        metafunc.parametrize("door", ["trio", "asyncio"], indirect=True)
     mark = metafunc.definition.get_closest_marker("many_seeds")
     if mark is None:
         return
@@ -88,6 +103,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+def _is_the_same_again(item: pytest.Item) -> bool:
+    """Whether a test in asyncio, which knows no order but one, has another seed of Trio's."""
+    drawn = getattr(item, "callspec", None)
+    return (
+        drawn is not None
+        and drawn.params.get("door") == "asyncio"
+        and bool(drawn.params.get("scheduler_seed"))
+    )
+
+
 def is_model(item: pytest.Item) -> bool:
     return item.path.is_relative_to(MODELS)
 
@@ -99,6 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     power of a test. Outside of CI there is none. The summary names those that took it.
     """
     left_out = [item for item in items if item.get_closest_marker("thorough") and not THOROUGH]
+    left_out += [item for item in items if _is_the_same_again(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

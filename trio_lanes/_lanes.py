@@ -68,8 +68,9 @@ def open_lanes(
 
     Raises:
       TypeError, ValueError: for a bad configuration, at the call.
-      RuntimeError: in leaving, if an act of the lanes was broken off by an exception, such as a
-        `RecursionError` in a submission; the caller of that act got that exception before.
+      RuntimeError: on entering, outside of Trio's tasks; in leaving, if an act of the lanes was
+        broken off by an exception, such as a `RecursionError` in a submission; the caller of that
+        act got that exception before.
     """
     plan = Plan(others=session_config(sessions)).changed(lanes, groups, opening=True)
     return _opened(plan, Hooks(instruments, LaneInstrument))
@@ -77,6 +78,11 @@ def open_lanes(
 
 @protected_context
 async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
+    if not trio.lowlevel.in_trio_task():
+        raise RuntimeError(
+            "trio_lanes.open_lanes needs a task of Trio's, as trio.run() runs it; "
+            "in asyncio, use trio_lanes.aio.open_lanes"
+        )
     with ExitStack() as when_all_has_ended:
         async with trio.open_nursery() as nursery:
             scheduler = Scheduler(nursery, hooks)

@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar, final
 
 import outcome
 import trio
@@ -34,7 +34,6 @@ MOST_BY_DEFAULT: Final = 1_000
 _BLOCK_LEFT: Final = "the block of its map was left"
 
 
-@final
 class MapResults(Generic[T_co]):
     """The results of a `map`, an async iterator: ``async with lanes.map(...) as results``.
 
@@ -53,7 +52,7 @@ class MapResults(Generic[T_co]):
     _window: Window[T_co]
 
     @classmethod
-    def _create(cls, window: Window[T_co]) -> MapResults[T_co]:
+    def _create(cls, window: Window[T_co]) -> Self:
         results = cls.__new__(cls)
         results._window = window
         return results

@@ -46,6 +46,7 @@ class Submitter:
     _scheduler: Scheduler
     _bound: dict[str, Any]  # the options that this view fills in
     _job_type: ClassVar[type[AnyJob]] = Job
+    _refuse = staticmethod(refuse_like_trio)  # raises, for what is no function
 
     def __init__(self) -> None:
         raise TypeError(f"only open_lanes makes a {type(self).__name__}")
@@ -247,7 +248,7 @@ class Submitter:
     ) -> Job[T]:
         """Check everything, and make a job that is not submitted yet."""
         if not callable(fn):
-            refuse_like_trio(fn)
+            self._refuse(fn)
         if self._bound:
             given = _as_one(**self._bound, **given)
         lane = given.pop("lane", "main")

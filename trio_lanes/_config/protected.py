@@ -24,6 +24,14 @@ P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
 
 
+def not_iterable(self: object) -> NoReturn:
+    """Refuse, as `__aiter__`, the easiest mistake in a `map`."""
+    raise TypeError(
+        "this is an async context manager, not an async iterator: write "
+        "'async with lanes.map(...) as results:', and 'async for result in results:' inside it"
+    )
+
+
 @final
 class _Protected(_AsyncGeneratorContextManager[T_co]):
     """The context manager of an async generator, entered and left under protection."""
@@ -41,11 +49,7 @@ class _Protected(_AsyncGeneratorContextManager[T_co]):
     ) -> bool | None:
         return await super().__aexit__(kind, error, traceback)
 
-    def __aiter__(self) -> NoReturn:  # in a `map`, the easiest mistake
-        raise TypeError(
-            "this is an async context manager, not an async iterator: write "
-            "'async with lanes.map(...) as results:', and 'async for result in results:' inside it"
-        )
+    __aiter__ = not_iterable
 
 
 def protected_context(

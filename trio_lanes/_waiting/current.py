@@ -64,9 +64,14 @@ def job_here(jobs: JobsByTask) -> AnyJob | None:
     if not jobs:
         return None
     try:
-        task: Task | None = trio.lowlevel.current_task()
+        task = trio.lowlevel.current_task()
     except RuntimeError:  # outside of Trio; or between two tasks: a deadline has just expired
         return jobs.get(_job_of_context.get())
+    return _job_above(jobs, task)
+
+
+def _job_above(jobs: JobsByTask, task: Task | None) -> AnyJob | None:
+    """Return the job that ``task``, or the nearest task above it that runs a body, belongs to."""
     while task is not None:
         job = jobs.get(task)
         if job is not None:
@@ -82,21 +87,10 @@ def jobs_here(jobs: JobsByTask) -> Iterator[AnyJob]:
     There are several if a job has opened lanes of its own: a task of a job in these lanes is inside
     of both jobs.
     """
-    innermost = job_here(jobs)
-    if innermost is None:
-        return
-    task: Task | None
-    try:
-        task = trio.lowlevel.current_task()
-    except RuntimeError:
-        yield innermost
-        task = innermost._keeper.parent_task
-    while task is not None:
-        job = jobs.get(task)
-        if job is not None:
-            yield job
-        nursery = task.parent_nursery
-        task = None if nursery is None else nursery.parent_task
+    job = job_here(jobs)
+    while job is not None:
+        yield job
+        job = _job_above(jobs, job._keeper.parent_task)
 
 
 def enter_job(job: AnyJob) -> None:

@@ -8,7 +8,7 @@ has ended, however long that takes after its cancellation. In the place of a can
 has its `AsyncioBody`: the scheduler cancels it, and sets its deadline, as those of a scope.
 
 The lanes' nursery knows nothing of these tasks. One task of the nursery stands for all of them
-(`AsyncioBodies.keep`): it lasts until the lanes are shut and no body is left, and its cancellation
+(`AsyncioBodies._keep`): it lasts until the lanes are shut and no body is left, and its cancellation
 is theirs.
 """
 
@@ -16,41 +16,52 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from functools import partial
-from types import FrameType
+from types import CoroutineType, FrameType
 from typing import Any, Final, NoReturn, final
 
 import trio
 
 from .._actors.job import AnyJob
-from .._actors.state import CANCELLED
+from .._actors.state import CANCELLED, RUNNING
 from .._config.errors import JobCancelledError
 from .._flow.loop import Scheduler
 from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
+from ._bridge import calls
+
+_NO_VALUE: Final = object()
 
 
 @final
 class AsyncioBodies:
     """The bodies that run as tasks of one loop, for one `open_lanes`."""
 
-    def __init__(self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, scheduler: Scheduler, loop: asyncio.AbstractEventLoop, kind: type[AnyJob]
+    ) -> None:
+        """Run the bodies of the jobs of that ``kind``; those of others stay with the workers."""
         self.scheduler: Final = scheduler
         self.loop: Final = loop
         self.running: Final[dict[AsyncioBody, None]] = {}
+        self._kind: Final = kind
         self._end: Final = trio.Event()  # the lanes are shut, and no body runs
+        self._granted_to_workers: Final = scheduler.grant
+        scheduler.grant = self._granted
+        scheduler.spawn(self._keep)
 
-    def start(self, job: AnyJob) -> None:
+    def _granted(self, job: AnyJob) -> None:
         """Run the body of ``job``, which has its slot."""
-        scheduler = self.scheduler
-        if self.loop.get_task_factory() is None:
+        if type(job) is not self._kind:
+            self._granted_to_workers(job)
+        elif self.loop.get_task_factory() is None:
             AsyncioBody(self, job)
-        else:  # which is code of the application, so it is called between acts
-            scheduler.after_act(AsyncioBody, self, job)
+        else:  # code of the application, which may begin the body: it comes between acts
+            self.scheduler.after_act(AsyncioBody, self, job)
 
-    async def keep(self) -> None:
+    async def _keep(self) -> None:
         """Stand for the bodies in the lanes' nursery."""
         try:
             await self.scheduler.closing.over.wait()
@@ -69,20 +80,21 @@ class AsyncioBodies:
         task, job, scheduler = body.task, body.job, self.scheduler
         del self.running[body], scheduler.running[job]
         leaves: BaseException | None = None
-        if task.cancelled():
+        if not body.has_begun and job._state is not RUNNING:
+            pass  # it was reset before
+        elif body.value is not _NO_VALUE:  # also if it cancelled its own task, and then returned
+            scheduler.returned(job, body.value)
+        elif task.cancelled():
             if not body.cancel_called:
                 job._let_failure_stay()
-                error = JobCancelledError("its task was cancelled")
-                scheduler.raised(job, error)
+                scheduler.raised(job, JobCancelledError("its task was cancelled"))
             elif body.with_lanes:
                 error = JobCancelledError(LANES_CANCELLED)
                 scheduler.judge(job, Verdict(CANCELLED, error), error)
             else:
                 leaves = scheduler.interrupted(job)
-        elif (failure := task.exception()) is not None:
-            leaves = scheduler.raised(job, shortened(failure, __file__))
         else:
-            scheduler.returned(job, task.result())
+            leaves = scheduler.raised(job, shortened(_failure(task), __file__))
         if leaves is not None:
             scheduler.spawn(partial(_leave, leaves))
         if not self.running and scheduler.closing.shut:
@@ -93,7 +105,17 @@ class AsyncioBodies:
 class AsyncioBody:
     """The body of one job: what runs it, and what ends it."""
 
-    __slots__ = ("_bodies", "_deadline", "_timer", "cancel_called", "job", "task", "with_lanes")
+    __slots__ = (
+        "_bodies",
+        "_deadline",
+        "_timer",
+        "cancel_called",
+        "has_begun",
+        "job",
+        "task",
+        "value",
+        "with_lanes",
+    )
 
     def __init__(self, bodies: AsyncioBodies, job: AnyJob) -> None:
         scheduler, context = bodies.scheduler, job._context
@@ -101,19 +123,31 @@ class AsyncioBody:
         self._bodies: Final = bodies
         self.job: Final = job
         self.cancel_called = False
+        self.has_begun = False
         self.with_lanes = False  # whether it was cancelled with the lanes
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         bodies.running[self] = None
         scheduler.running[job] = job
         context.run(enter_job, job)
-        coroutine = wrapped(job, _body) if scheduler.workers.wraps else _body(job._fn, job._args)
-        self.task: Final = bodies.loop.create_task(coroutine, name=job.name, context=context)
+        self.value: Any = _NO_VALUE  # that it has returned
+        self.task: Final = bodies.loop.create_task(self._run(), name=job.name, context=context)
         self.task.add_done_callback(self._done)
-        job._task = job._scope = self
+        job._scope = self
         if job._options.limits_run:
             self.deadline = job._deadline
             scheduler.overdue.expect(job)
+
+    async def _run(self) -> None:
+        job = self.job
+        self.has_begun, job._task = True, self
+        try:
+            if self._bodies.scheduler.workers.wraps:
+                self.value = await wrapped(job, _body)
+            else:
+                self.value = await _body(job._fn, job._args)
+        finally:
+            del self, job  # the task keeps this frame, in the traceback of an error
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         if self._timer is not None:
@@ -140,21 +174,49 @@ class AsyncioBody:
             self.cancel_called = True
             self.with_lanes = with_lanes
             self.task.cancel(reason)
+            if (call := calls.get(self.task)) is not None:
+                call.cancel()
 
     def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
         """As `trio.lowlevel.Task.iter_await_frames`, for the asyncio task."""
         coro: Any = self.task.get_coro()
         while coro is not None:
             frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
-            if frame is not None and frame.f_code is not _body.__code__:
+            if frame is not None and frame.f_code.co_filename != __file__:
                 yield frame, frame.f_lineno
             coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
 
 
+def _failure(task: asyncio.Task[Any]) -> BaseException:
+    """Return the exception of ``task``; of a group that holds cancellations, too, the rest."""
+    error = task.exception()
+    assert error is not None
+    if isinstance(error, BaseExceptionGroup) and not isinstance(error, ExceptionGroup):
+        return error.split(asyncio.CancelledError)[1] or error
+    return error
+
+
 async def _body(fn: Any, args: tuple[Any, ...]) -> Any:
-    """The user's function, or a ``wrap``."""
+    """The user's function, or a ``wrap``.
+
+    Raises:
+      TypeError: if it is none of asyncio's.
+    """
     awaitable = fn(*args)
-    return await awaitable
+    if type(awaitable) is not CoroutineType and not isinstance(awaitable, Awaitable):
+        raise TypeError(f"{fn!r} is not async: it returned {awaitable!r}; {_TRIO}")
+    try:
+        return await awaitable
+    except RuntimeError as error:
+        if str(error).startswith(_MARKS_OF_TRIO):
+            raise TypeError(f"{fn!r} is no async function of asyncio's; {_TRIO}") from error
+        raise
+
+
+_TRIO: Final = "submit async functions of Trio's through `lanes.trio`"
+
+_MARKS_OF_TRIO: Final = ("must be called from async context", "Task got bad yield")
+"""How the errors begin that Trio raises outside of its tasks, and asyncio for what Trio yields."""
 
 
 async def _leave(error: BaseException) -> NoReturn:

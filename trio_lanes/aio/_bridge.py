@@ -1,39 +1,48 @@
 """Calls across the border: of Trio's async functions from asyncio, and the other way.
 
-`call` runs an async function of Trio's in the guest run, as a part of the asyncio task that awaits
-it: inside the job that this task is inside of, and cancelled when this task is. `Hosted` enters and
-leaves a context manager of Trio's for an asyncio task, `in_asyncio` awaits a coroutine of asyncio's
-in a Trio task.
+* `call` awaits an async function of Trio's in the guest run, as a part of the asyncio task that
+  calls it: it is inside of the same job, and is cancelled with that task.
+* `Hosted` enters and leaves a context manager of Trio's for an asyncio task.
+* `verbs` makes the async methods of a class callable from both sides, by `call`.
+* `in_asyncio` awaits a coroutine of asyncio's in a task of Trio's.
 
-A cancellation is an exception of the side that it happens on: `asyncio.CancelledError` becomes the
-cancellation of a scope, and `trio.Cancelled` the cancellation of a task. Trio raises again at the
-next checkpoint of a cancelled task, asyncio does not. So if a call has a result in spite of its
-cancellation, the cancellation comes again (`come_again`).
+A cancellation stays on its side of the border: `asyncio.CancelledError` becomes the cancellation
+of a scope, and `trio.Cancelled` that of a task. Trio raises again at each checkpoint of a cancelled
+task, asyncio raises once. So if a call has a result in spite of its cancellation, the task is
+cancelled again (`come_again`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast, final
 
 import outcome
 import trio
 from trio.lowlevel import Abort
 
 from .._config.errors import JobCancelledError
-from .._waiting.current import job_here, jobs_by_task
+from .._config.protected import not_iterable
+from .._waiting.current import enter_job, job_here, jobs_by_task
+from ._guest import enter_guest, guest_here, wait_for
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type[Any])
+
+calls: Final[dict[asyncio.Task[Any], trio.CancelScope]] = {}
+"""{asyncio task: the scope of its `call`}. Cancelled with the task, so that a wait ends at once: the
+search for deadlocks may look at it before the task has its turn."""
 
 
 def come_again(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` again soon: its cancellation came too late for what it awaited.
+    """Cancel ``task`` again soon: its cancellation did not end what it awaited.
 
-    A scope that has asked for the cancellation, such as `asyncio.timeout`, may be left before that.
+    Not if the scope that asked for the cancellation, such as `asyncio.timeout`, is left before.
     """
     asked = task.cancelling()
 
@@ -46,25 +55,15 @@ def come_again(task: asyncio.Task[Any]) -> None:
         task.get_loop().call_soon(cancel)
 
 
-async def wait_for(
-    future: asyncio.Future[Any], cancel: Callable[[], object]
-) -> asyncio.CancelledError | None:
-    """Wait until ``future`` is done, however often this task is cancelled.
-
-    Each cancellation calls ``cancel()``; the last one is returned.
-    """
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            cancel()
-    return cancelled
+def this_task() -> asyncio.Task[Any]:
+    """Return the asyncio task that calls this."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def spawn(fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start a task of Trio's that is inside of the job that this asyncio task is inside of."""
+    """Start a task of Trio's that is inside of the same job as the caller, an asyncio task."""
     table = jobs_by_task()
     job = job_here(table)
 
@@ -81,9 +80,14 @@ def spawn(fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def call(fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
-    """Await Trio's ``fn(*args, **options)`` in the guest run, as a part of this asyncio task."""
-    task = asyncio.current_task()
-    assert task is not None
+    """Await Trio's ``fn(*args, **options)`` in the guest run, for this asyncio task."""
+    if guest_here() is None:  # lanes whose block was left answer, too
+        guest = await enter_guest()
+        try:
+            return await call(fn, *args, **options)
+        finally:
+            await guest.leave()
+    task = this_task()
     future: asyncio.Future[outcome.Outcome[T] | None] = task.get_loop().create_future()
     scope = trio.CancelScope()
 
@@ -97,9 +101,14 @@ async def call(fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options:
         except BaseException as error:
             result = outcome.Error(error)
         future.set_result(result)
+        del result  # this frame is in the traceback of the error
 
     spawn(inside)
-    cancelled = await wait_for(future, scope.cancel)
+    calls[task] = scope
+    try:
+        cancelled = await wait_for(future, scope.cancel)
+    finally:
+        del calls[task]
     result = future.result()
     if result is None:
         raise cancelled or asyncio.CancelledError
@@ -111,64 +120,70 @@ async def call(fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options:
         del result, cancelled  # this frame is in the traceback of the error
 
 
-async def in_asyncio(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Await a coroutine of asyncio's in a task of Trio's: as a task of ``loop``.
+def verbs(*names: str, **of_asyncio: Callable[..., Any]) -> Callable[[C], C]:
+    """Decorate a class: its async methods of Trio's are to be called from both sides.
 
-    The cancellation of the Trio task cancels that task, and waits until it has ended.
+    Methods ``names`` are awaited by `call` then; for others, a function of asyncio's is given. Type
+    checkers see the methods that the class inherits, which have the same signatures.
     """
-    waiting = trio.lowlevel.current_task()
-    task = loop.create_task(coro, context=copy_context())
-    task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
-    raise_cancel: Callable[[], Any] | None = None
 
-    def abort(raise_cancel_: Callable[[], Any]) -> Abort:
-        nonlocal raise_cancel
-        raise_cancel = raise_cancel_
-        task.cancel()
-        return Abort.FAILED
+    def decorate(cls: C) -> C:
+        for name in (*names, *of_asyncio):
+            setattr(cls, name, _on_both_sides(getattr(cls, name), of_asyncio.get(name)))
+        return cls
 
-    await trio.lowlevel.wait_task_rescheduled(abort)
-    if task.cancelled():
-        if raise_cancel is not None:
-            raise_cancel()
-        raise JobCancelledError("its task was cancelled")
-    return task.result()
+    return decorate
+
+
+def _on_both_sides(method: Any, of_asyncio: Callable[..., Any] | None) -> Any:
+    of_asyncio = of_asyncio or partial(call, method)
+
+    @wraps(method)
+    async def verb(self: Any, *args: Any, **options: Any) -> Any:
+        if trio.lowlevel.in_trio_task():
+            return await method(self, *args, **options)
+        self._check_thread()
+        return await of_asyncio(self, *args, **options)
+
+    return verb
 
 
 class Hosted(AbstractAsyncContextManager[T]):
     """A context manager of Trio's for an asyncio task: a task of Trio's, its host, is inside it.
 
     If Trio cancels the block, as a nursery does when a child fails, the asyncio task in the block
-    is cancelled, as by `asyncio.TaskGroup`. If that task is cancelled, so is the block of Trio's.
-    An exception of the block is raised in the block of Trio's.
+    is cancelled, as by `asyncio.TaskGroup`. If that task is cancelled, so is the host. An exception
+    of the block is raised in the host.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[Any]) -> None:
         self._context: Final = context
         self._scope: Final = trio.CancelScope()
-        self._error: BaseException | None = None  # of the asyncio block
-        self._interrupted = False  # whether Trio has cancelled the block
+        self._left: Final = trio.Event()  # the asyncio block
+        self._error: BaseException | None = None  # that left it
+        self._interrupted = False  # whether Trio has cancelled it
 
-    def _made(self, value: Any) -> T:
-        """Return what the block is given for ``value`` of the block of Trio's."""
-        made: T = value
-        return made
+    __aiter__ = not_iterable
+
+    def cancel(self) -> None:
+        """Cancel the block of Trio's."""
+        self._scope.cancel()
+
+    def made(self, value: Any) -> T:
+        """Return what the block is given in the place of ``value``."""
+        return cast("T", value)
 
     async def __aenter__(self) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        loop = task.get_loop()
-        self._entered: asyncio.Future[T | None] = loop.create_future()
-        self._left = trio.Event()
-        self._ended: asyncio.Future[BaseException | None] = loop.create_future()
+        self._task = this_task()
+        self._entered: asyncio.Future[T | None] = self._task.get_loop().create_future()
+        self._ended: asyncio.Future[BaseException | None] = self._task.get_loop().create_future()
         spawn(self._host)
-        cancelled = await wait_for(self._entered, self._scope.cancel)
-        if cancelled is not None:
+        cancelled = await wait_for(self._entered, self.cancel)
+        if cancelled is not None and not self._ended.done():
             await self.__aexit__(type(cancelled), cancelled, None)
             raise cancelled
         if self._ended.done():  # it was not entered
-            raise self._ended.result() or asyncio.CancelledError
+            raise self._ended.result() or cancelled or asyncio.CancelledError
         return cast("T", self._entered.result())
 
     async def _host(self) -> None:
@@ -176,13 +191,14 @@ class Hosted(AbstractAsyncContextManager[T]):
         try:
             with self._scope:
                 async with self._context as value:
-                    self._entered.set_result(self._made(value))
+                    self._entered.set_result(self.made(value))
                     await self._block()
         except trio.Cancelled:  # the guest run is ending
             pass
         except BaseException as exc:
             error = exc
         self._ended.set_result(error)
+        del error  # this frame is in its traceback
         if not self._entered.done():
             self._entered.set_result(None)
 
@@ -194,8 +210,10 @@ class Hosted(AbstractAsyncContextManager[T]):
             if not self._left.is_set():
                 self._interrupted = True
                 self._task.cancel()
-                with trio.CancelScope(shield=True):
-                    await self._left.wait()
+                guest = guest_here()
+                if guest is None or not guest.over.is_set():  # else it is never left
+                    with trio.CancelScope(shield=True):
+                        await self._left.wait()
             if self._error is None:
                 raise
         if self._error is not None:
@@ -211,19 +229,82 @@ class Hosted(AbstractAsyncContextManager[T]):
         if cancelled is None:
             self._error = error
         elif not self._interrupted:
-            self._scope.cancel()
+            self.cancel()
         self._left.set()
-        cancelled = await wait_for(self._ended, self._scope.cancel) or cancelled
+        cancelled = await wait_for(self._ended, self.cancel) or cancelled
         if self._interrupted and not self._task.uncancel():
             cancelled = None
         failure = self._ended.result()
         try:
-            if failure is not None and failure is not error:
-                raise failure
-            if failure is not None:
+            if isinstance(error, SystemExit | KeyboardInterrupt):  # as by `asyncio.TaskGroup`
                 return False
+            if failure is not None:
+                if failure is error:
+                    return False
+                if cancelled is not None:
+                    come_again(this_task())
+                raise failure
             if cancelled is not None and cancelled is not error:
                 raise cancelled
             return cancelled is None
         finally:
-            del self._error, failure, error, cancelled, self
+            self._error = None
+            del (
+                self._ended,
+                failure,
+                error,
+                cancelled,
+            )  # this frame is in the traceback of the error
+
+
+async def in_asyncio(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Await ``coro``, of asyncio's, in a task of Trio's: as a task of ``loop``, in the same job.
+
+    The cancellation of the Trio task cancels that task, and is over when that task has ended.
+    """
+    waiting = trio.lowlevel.current_task()
+    table = jobs_by_task()
+    job, context = job_here(table), copy_context()
+    begins = job is not None and job not in table
+    if job is not None:
+        context.run(enter_job, job)
+        table[job] = job
+    task = loop.create_task(coro, context=context)
+    task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
+    raise_cancel: Callable[[], NoReturn] | None = None
+
+    def abort(raise_cancel_: Callable[[], NoReturn]) -> Abort:
+        nonlocal raise_cancel
+        raise_cancel = raise_cancel_
+        task.cancel()
+        return Abort.FAILED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)
+    if begins:
+        del table[job]
+    if task.cancelled():
+        if raise_cancel is not None:
+            raise_cancel()
+        raise JobCancelledError("its task was cancelled")
+    return task.result()
+
+
+@final
+class FromAsyncio(AsyncIterator[T]):
+    """An async iterable of asyncio's as an async iterator of Trio's."""
+
+    def __init__(self, items: AsyncIterable[T]) -> None:
+        self._items: Final = aiter(items)
+        self._loop: Final = asyncio.get_running_loop()
+
+    async def __anext__(self) -> T:
+        return await in_asyncio(_next_of(self._items), self._loop)
+
+    async def aclose(self) -> None:
+        aclose = getattr(self._items, "aclose", None)
+        if aclose is not None:
+            await in_asyncio(aclose(), self._loop)
+
+
+async def _next_of(items: AsyncIterator[T]) -> T:
+    return await anext(items)

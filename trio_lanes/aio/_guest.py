@@ -2,153 +2,242 @@
 
 Theory of operation
 -------------------
-`trio.lowlevel.start_guest_run` takes Trio's run apart into ticks, which the host calls. A run with
-nothing to do waits for events in a thread of its own, and each wake-up then costs two switches of
-threads. Here the host's loop waits instead: it watches the file descriptor of Trio's poller, as one
-more reader, and Trio's next deadline, as one more timer. To that end Trio is given a clock that
-says "do not sleep", so that it posts its next tick at once; the tick is kept back (`_park`) until
-the poller is readable, the deadline has come, or the run is woken from outside, which Trio does
-through its poller. So no thread is there, and the run is as deterministic as the loop is.
+`trio.lowlevel.start_guest_run` takes Trio's run apart into ticks, which the host calls. By itself a
+run with nothing to do waits for events in a thread, and each wake-up costs two switches of threads.
+Here the host's loop waits instead: for Trio's poller, by one more reader, and for Trio's next
+deadline, by one more timer. To that end Trio's clock says "do not sleep", so that Trio posts its
+next tick at once. That tick is kept back until the poller is readable, or the deadline has come. A
+task that is woken from outside of the run makes the poller readable, as it would wake the thread.
+So there is no thread, and the run is as deterministic as the loop.
 
-Where the loop or the platform has no such poller (Windows), Trio waits in its thread, as it does by
-itself. Trio's clock is the loop's clock in any case.
+Where the loop cannot watch a poller (Windows), Trio waits in its thread. In both cases Trio's clock
+is that of the loop.
 
-The run begins with the first user of a loop and ends with the last. It also ends when the loop's
-asynchronous generators are shut down (`asyncio.run` does that before it closes the loop).
+The run begins with the first user of the loop and ends with the last. It ends before that, with a
+line in the log, when the loop's asynchronous generators are shut down, as `asyncio.run` does at its
+end, or when the closed loop is collected: a loop alone refers to its run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+import math
 import os
+import threading
+import warnings
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context
 from typing import Any, Final, final
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import outcome
 import trio
 
-_guests: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, GuestRun]] = WeakKeyDictionary()
+logger: Final = logging.getLogger("trio_lanes")
+
+_LEFT_OPEN: Final = (
+    "an asyncio loop was closed while lanes were open in it: leave their block first"
+)
+
+_here: Final = threading.local()  # `guest`: a weak reference to the guest run of this thread
 
 
 @final
 class _LoopClock(trio.abc.Clock):
-    """The loop's time as Trio's; it keeps the deadline for which Trio would sleep."""
+    """The time of the loop as Trio's; it keeps the deadline for which Trio would sleep."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop: Final = loop
-        self.watched = False  # whether the loop waits for Trio's events
+        self.loop_waits = False  # in the place of Trio's thread
         self.deadline: float | None = None  # for which Trio would sleep now; None: it is busy
 
     def start_clock(self) -> None:
-        pass
+        """The loop's clock goes already."""
 
     def current_time(self) -> float:
         return self._loop.time()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         self.deadline = deadline
-        return 0 if self.watched else deadline - self._loop.time()
+        return 0 if self.loop_waits else deadline - self._loop.time()
 
 
 @final
 class GuestRun:
-    """The guest run of one loop."""
+    """The run of Trio's in one loop. `enter_guest` makes it, if need be."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: Final = loop
-        self.ended: Final[asyncio.Future[outcome.Outcome[None]]] = loop.create_future()
+        self.ended: Final[asyncio.Future[None]] = loop.create_future()
+        self.over: Final = trio.Event()  # it is to end
+        self.failure: BaseException | None = None  # in which it has ended: of Trio's, or Ctrl-C
         self._users = 0
         self._clock: Final = _LoopClock(loop)
-        self._context: Final = Context()  # of the ticks: that of no job
-        self._poller: int | None = None  # a descriptor of Trio's poller, which the loop watches
-        self._tick: Callable[[], object] | None = None  # Trio's next tick, kept back
-        self._timer: asyncio.TimerHandle | None = None  # of the tick that is kept back
-        self._over: Final = trio.Event()
-        self._guard: Final = self._until_shutdown()
+        self._context: Final = Context()  # of the ticks: they belong to no job
+        self._poller: int | None = None  # the descriptor that the loop watches
+        self._tick: Any = None  # a method of Trio's `GuestState`
+        self._kept_back = False  # whether it is called only when there is work for it
+        self._timer: asyncio.TimerHandle | None = None  # that calls it then
+        self._guard: Final = _until_shutdown(ref(self))
         self._context.run(self._start)
 
     def _start(self) -> None:
         trio.lowlevel.start_guest_run(
-            self._over.wait,
+            self.over.wait,
             run_sync_soon_threadsafe=self.loop.call_soon_threadsafe,
             run_sync_soon_not_threadsafe=self._post,
             done_callback=self._done,
             host_uses_signal_set_wakeup_fd=True,
             clock=self._clock,
         )
+        manager = self._tick.__self__.runner.io_manager
+        poller = getattr(manager, "_epoll", None) or getattr(manager, "_kqueue", None)
+        if poller is not None:  # pragma: no branch - None on Windows
+            # A descriptor of its own, since Trio closes its poller before it says that it has ended
+            descriptor = os.dup(poller.fileno())
+            try:
+                self.loop.add_reader(descriptor, self._wake)
+            except NotImplementedError:
+                os.close(descriptor)
+            else:
+                self._poller = descriptor
+                self._clock.loop_waits = True
 
-    @classmethod
-    async def enter(cls) -> GuestRun:
-        """Return the guest run of the running loop, which lasts until `leave` at least."""
-        loop = asyncio.get_running_loop()
-        while True:
-            guest = _guests.get(loop)
-            if guest is None:
-                guest = _guests[loop] = cls(loop)
-                guest._users = 1
-                await anext(guest._guard)
-                return guest
-            if not guest._over.is_set():
-                guest._users += 1
-                return guest
-            await asyncio.wait([guest.ended])
+    def __del__(self) -> None:
+        if not self.ended.done():
+            logger.error(_LEFT_OPEN)
+            if self._poller is not None:
+                os.close(self._poller)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of Trio, which says the same
+                self._tick.__self__.unrolled_run_gen.close()
 
-    def leave(self) -> bool:
-        """One user less; return whether it was the last: then the run is about to end."""
+    async def enter(self) -> None:
+        """One user more."""
+        self._users += 1
+        if self._users == 1:
+            await anext(self._guard)
+
+    async def leave(self) -> None:
+        """One user less; the last one ends the run, and waits for that."""
         self._users -= 1
         if not self._users:
-            self._over.set()
-        return not self._users
-
-    async def _until_shutdown(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            if not self.ended.done():
-                self._over.set()
-                await asyncio.wait([self.ended])
+            self.over.set()
+            cancelled = await wait_for(self.ended, lambda: None)
+            await self._guard.aclose()
+            if self.failure is not None:
+                raise self.failure
+            if cancelled is not None:
+                raise cancelled
 
     def _done(self, result: outcome.Outcome[None]) -> None:
         if self._poller is not None:
             self.loop.remove_reader(self._poller)
             os.close(self._poller)
-        del _guests[self.loop]
-        self.ended.set_result(result)
+        if isinstance(result, outcome.Error):
+            self.failure = result.error
+        self.ended.set_result(None)
 
     # ---- ticks
 
     def _post(self, tick: Callable[[], object]) -> None:
-        """Trio wants ``tick`` called soon."""
-        state: Any = getattr(tick, "__self__", None)
-        if self._poller is None and self._clock.deadline is None:
-            self._watch(state)
-        events = state.unrolled_run_next_send
+        """Call ``tick`` soon, or when there is work for it."""
+        self._tick = tick
         deadline, self._clock.deadline = self._clock.deadline, None
-        if not self._clock.watched or deadline is None or events.value:
+        state = self._tick.__self__
+        events = state.unrolled_run_next_send  # for the tick
+        if not self._clock.loop_waits or deadline is None or _are_there(events):
             self.loop.call_soon(tick, context=self._context)
             return
-        self._tick = tick
-        state.runner.guest_tick_scheduled = False  # so Trio wakes its poller
-        if deadline < float("inf"):
+        self._kept_back = True
+        state.runner.guest_tick_scheduled = False  # as if a thread waited: so it wakes the poller
+        if deadline < math.inf:
             self._timer = self.loop.call_at(deadline, self._wake, context=self._context)
 
-    def _watch(self, state: Any) -> None:
-        poller: Any = getattr(state.runner.io_manager, "_epoll", None)
-        self._poller = os.dup(poller.fileno())
-        self.loop.add_reader(self._poller, self._wake)
-        self._clock.watched = True
-
     def _wake(self) -> None:
-        """The poller is readable, or the deadline has come: what Trio's thread would do."""
-        tick, self._tick = self._tick, None
-        if tick is None:
+        """There is work for the tick, if it is kept back: do what Trio's thread would do."""
+        if not self._kept_back:
             return
+        self._kept_back = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        state: Any = getattr(tick, "__self__", None)
+        state = self._tick.__self__
         state.unrolled_run_next_send = outcome.capture(state.runner.io_manager.get_events, 0)
         state.runner.guest_tick_scheduled = True
-        tick()
+        self._tick()
+
+
+def _are_there(events: outcome.Outcome[Any]) -> bool:
+    return not isinstance(events, outcome.Value) or bool(events.value)
+
+
+async def _until_shutdown(guest: ref[GuestRun]) -> AsyncGenerator[None]:
+    """End the run when the loop's asynchronous generators, as this one, are shut down."""
+    try:
+        yield
+    finally:
+        run = guest()
+        if run is not None and not run.over.is_set():
+            logger.error(_LEFT_OPEN)
+            run.over.set()
+            await wait_for(run.ended, lambda: None)
+
+
+def guest_here() -> GuestRun | None:
+    """Return the guest run of this thread that has not ended, if any."""
+    guest: GuestRun | None = _here.guest() if hasattr(_here, "guest") else None
+    return None if guest is None or guest.ended.done() else guest
+
+
+async def enter_guest() -> GuestRun:
+    """Return the guest run of the running loop, which lasts until its `GuestRun.leave` at least.
+
+    Raises:
+      RuntimeError: outside of an asyncio task, or if this thread is another run's of Trio's.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+        if asyncio.current_task() is None:
+            raise RuntimeError
+    except RuntimeError:
+        raise RuntimeError(
+            "trio_lanes.aio needs an asyncio task, as asyncio.run() runs it; "
+            "in Trio, use trio_lanes.open_lanes"
+        ) from None
+    guest = guest_here()
+    if guest is not None and guest.loop is loop and guest.over.is_set():
+        await wait_for(guest.ended, lambda: None)
+        guest = guest_here()
+    if guest is None or guest.loop is not loop:
+        guest = None
+        if trio.lowlevel.in_trio_run():
+            gc.collect()  # it may be that of a closed loop
+        if trio.lowlevel.in_trio_run():
+            raise RuntimeError(
+                "this thread runs Trio already, and the asyncio loop in it: "
+                "use trio_lanes.open_lanes there"
+            )
+        guest = GuestRun(loop)
+        _here.guest = ref(guest)
+    await guest.enter()
+    return guest
+
+
+async def wait_for(
+    future: asyncio.Future[Any], cancel: Callable[[], object]
+) -> asyncio.CancelledError | None:
+    """Wait until ``future`` is done, however often this task is cancelled.
+
+    Each cancellation calls ``cancel()``; the last one is returned.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            cancel()
+    return cancelled

@@ -34,6 +34,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 # ---- close
 
 
@@ -443,6 +445,7 @@ async def test_a_message_behind_a_drain_in_its_session_is_cancelled_with_what_ou
         assert type(behind.exception) is LanesClosedError
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 async def test_drain_inside_a_job_gives_up_a_job_that_does_not_wait_for_that_job_any_more(
     autojump_clock: MockClock,
 ) -> None:

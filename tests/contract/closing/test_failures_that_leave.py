@@ -29,6 +29,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 SUCCEEDED, FAILED, CANCELLED = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED
 
 
@@ -168,6 +170,7 @@ async def test_bodies_that_return_or_raise_in_an_outer_cancellation_are_believed
     assert pytest.RaisesGroup(BodyError).matches(grouped.exception)
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 @pytest.mark.parametrize("body", [never_ends, a_nursery_that_never_ends])
 async def test_a_job_that_never_started_is_told_that_the_lanes_were_cancelled_not_that_a_job_failed(
     body: Callable[[], Awaitable[str]], autojump_clock: MockClock

@@ -23,6 +23,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 async def test_entering_is_no_checkpoint_and_leaving_is_one(autojump_clock: MockClock) -> None:
     manager = open_lanes()
@@ -215,6 +217,7 @@ async def test_several_lanes_live_side_by_side_and_inside_each_other(
     assert trio.current_time() == 2
 
 
+@pytest.mark.trio_only("it counts tasks of Trio's")
 async def test_jobs_are_children_of_the_lanes_nursery_and_none_outlives_the_block(
     autojump_clock: MockClock,
 ) -> None:
@@ -240,6 +243,7 @@ async def test_jobs_are_children_of_the_lanes_nursery_and_none_outlives_the_bloc
     assert size() == before
 
 
+@pytest.mark.trio_only("it waits for a limiter of Trio's")
 async def test_a_job_that_lent_the_slot_of_a_shared_limiter_gets_a_slot_to_clean_up_with(
     autojump_clock: MockClock,
 ) -> None:

@@ -13,6 +13,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 @pytest.mark.parametrize("name", ["main", "session:alice", None])
 async def test_clear_cancels_what_waits_and_leaves_running_jobs_alone(

@@ -9,6 +9,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.track import Track
 from trio_lanes import JobState, LaneConfig, LaneGroup, UnknownLaneError, open_lanes
 
+pytestmark = pytest.mark.both_doors
+
 
 @pytest.mark.many_seeds(5)
 async def test_a_lane_configured_paused_starts_nothing_until_it_is_resumed(

@@ -17,6 +17,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 async def stuck(track: Track, name: str, seconds: float) -> str:
     """A body that no cancellation ends: it is stuck in shielded code for so long."""
@@ -247,6 +249,7 @@ async def test_an_abandoned_body_that_raises_harms_no_other_job(
     assert caplog.records == []
 
 
+@pytest.mark.trio_only("asyncio lets a SystemExit out of the loop")
 async def test_a_base_exception_of_an_abandoned_body_still_leaves(
     autojump_clock: MockClock,
 ) -> None:

@@ -21,6 +21,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 async def no_op() -> str:
     return "done"
@@ -210,6 +212,7 @@ async def test_the_frames_of_a_blocked_body_can_be_seen(autojump_clock: MockCloc
         assert list(job.iter_await_frames()) == []
 
 
+@pytest.mark.trio_only("the fixture is a nursery of Trio's")
 async def test_wait_closing_returns_when_the_lanes_close(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:

@@ -43,6 +43,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 SUCCEEDED, FAILED, CANCELLED = JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED
 
 
@@ -378,6 +380,7 @@ async def test_cancel_says_whether_the_job_had_not_ended(autojump_clock: MockClo
         assert job.exception.reason == "first"
 
 
+@pytest.mark.trio_only("asyncio begins no task that is cancelled before")
 @pytest.mark.many_seeds(10)
 async def test_a_job_cancelled_in_the_tick_of_its_start_either_runs_or_never_does(
     autojump_clock: MockClock,
@@ -465,6 +468,7 @@ async def test_a_group_that_a_body_raises_when_it_is_stopped_is_that_very_group(
         await lanes.run(trio.sleep, 1)
 
 
+@pytest.mark.trio_only("groups with cancellations are Trio's")
 @pytest.mark.parametrize("blocks", [False, True])
 async def test_a_group_that_also_holds_a_cancellation_is_given_without_it(
     autojump_clock: MockClock, blocks: bool

@@ -22,6 +22,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 async def test_run_whose_caller_is_cancelled_withdraws_a_waiting_job(
     autojump_clock: MockClock,
@@ -190,6 +192,7 @@ async def test_run_that_waited_for_room_and_is_cancelled_keeps_the_rule(
         assert (value == "value") == (ended == 1) == (not scope.cancelled_caught)
 
 
+@pytest.mark.trio_only("asyncio begins no task that is cancelled before")
 @pytest.mark.many_seeds(5)
 async def test_run_that_would_never_end_ends_only_when_its_job_has(
     autojump_clock: MockClock,

@@ -14,6 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.bodies import BodyError, raises_at_once, returns_at_once
 from trio_lanes import Job, JobCancelledError, JobState, Lanes, current_job, open_lanes
 
+pytestmark = pytest.mark.both_doors
+
 
 async def test_on_settled_calls_back_once_when_the_job_has_settled(
     autojump_clock: MockClock,
@@ -127,6 +129,7 @@ async def test_neither_a_callback_nor_outcome_retrieves_a_failure(
     assert "its exception was never retrieved" in caplog.text
 
 
+@pytest.mark.trio_only("its threads are Trio's")
 async def test_another_thread_cannot_add_a_callback(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
         for job in (lanes.submit_nowait(trio.sleep, 1), lanes.submit_nowait(returns_at_once)):

@@ -22,6 +22,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 both_layers = pytest.mark.parametrize("session", [None, "alice"])
 
 

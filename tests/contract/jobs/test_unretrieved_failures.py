@@ -17,6 +17,8 @@ from tests.support.bodies import (
 )
 from trio_lanes import Job, JobState, JobTimeoutError, open_lanes
 
+pytestmark = pytest.mark.both_doors
+
 failing = pytest.mark.parametrize("body", [raises, raises_at_once])
 
 
@@ -169,6 +171,7 @@ async def test_an_unseen_timeout_is_a_failure_and_a_cancellation_is_none(
     assert [type(error) for error in errors_in(caplog)] == [JobTimeoutError]
 
 
+@pytest.mark.trio_only("asyncio lets a SystemExit out of the loop")
 async def test_what_leaves_the_lanes_is_not_logged_too(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,6 +26,8 @@ from trio_lanes import (
 )
 from trio_lanes.testing import LaneRecorder
 
+pytestmark = pytest.mark.both_doors
+
 
 async def lend(seconds: float) -> float:
     """Lend the slot for that long, and return when it was back."""
@@ -134,6 +136,7 @@ async def test_others_have_their_turn_when_a_block_is_left_and_not_when_it_is_en
         await job.wait()
 
 
+@pytest.mark.trio_only("its threads are Trio's")
 @pytest.mark.parametrize("where", ["outside", "in another job", "in a thread"])
 @pytest.mark.parametrize("verb", ["yield_slot", "readmit"])
 async def test_a_task_that_is_not_inside_a_job_cannot_give_its_slot_away(
@@ -962,6 +965,7 @@ async def test_a_cost_that_is_no_cost_is_refused_before_anything_has_changed(
         assert await ready_after(lanes, 40) == 0
 
 
+@pytest.mark.trio_only("the state is looked at in the next pass of Trio's")
 async def test_only_a_job_that_runs_and_has_its_slot_can_be_readmitted(
     autojump_clock: MockClock,
 ) -> None:

@@ -23,6 +23,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 class Crash(Exception):
     """What the block of the lanes is left by."""
@@ -387,6 +389,7 @@ async def test_a_job_whose_slot_will_come_back_names_who_keeps_it_and_no_limit(
     ]
 
 
+@pytest.mark.trio_only("a cancellation is raised again and again")
 async def test_a_job_that_went_on_without_its_slot_does_so_again(
     autojump_clock: MockClock,
 ) -> None:

@@ -27,6 +27,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 def bounded(concurrency: float = 1, max_waiting: float = 1, **more: Any) -> LaneConfig:
     return LaneConfig(concurrency=concurrency, max_waiting=max_waiting, **more)
@@ -755,6 +757,7 @@ async def test_a_request_that_would_start_at_once_passes_requests_that_are_not_d
     assert track.start_times == {"running": 0.0, "now": 1.0, "late": 5.0, "later": 10.0}
 
 
+@pytest.mark.trio_only("it waits for a limiter of Trio's")
 async def test_a_job_that_is_not_due_asks_for_no_token_of_a_shared_limiter_while_it_wants_room(
     autojump_clock: MockClock,
 ) -> None:

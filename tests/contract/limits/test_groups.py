@@ -27,6 +27,8 @@ from trio_lanes import (
 )
 from trio_lanes.testing import LaneRecorder
 
+pytestmark = pytest.mark.both_doors
+
 SLIDING = RateLimit(2, per=60, algorithm="sliding")
 TOKENS = RateLimit(100, per=60, unit="tokens", algorithm="sliding")
 
@@ -380,6 +382,7 @@ def expected_order(
     return order
 
 
+@pytest.mark.trio_only("it runs Trio")
 @settings(max_examples=examples(80), deadline=None)
 @given(
     st.random_module(),
@@ -649,6 +652,7 @@ async def test_groups_that_do_not_fit_the_lanes_are_refused_and_change_nothing(
         assert blockers(jobs[1]) == [("group", "a")]
 
 
+@pytest.mark.trio_only("it runs Trio")
 @pytest.mark.parametrize(
     ("kwargs", "error", "words"),
     [
@@ -819,6 +823,7 @@ async def test_a_template_that_becomes_a_lane_of_its_own_leaves_the_group(
 # ---- any history
 
 
+@pytest.mark.trio_only("it runs Trio")
 @settings(max_examples=examples(40))
 @given(
     st.random_module(),

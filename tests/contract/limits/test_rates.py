@@ -13,6 +13,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, current_job, open_lanes
 
+pytestmark = pytest.mark.both_doors
+
 
 async def no_op() -> None:
     pass
@@ -344,6 +346,7 @@ def waits(lanes: Lanes) -> int:
     return lanes.statistics().waiting
 
 
+@pytest.mark.trio_only("it counts tasks of Trio's")
 async def test_nothing_wakes_while_a_rate_limited_lane_has_nothing_to_start(
     autojump_clock: MockClock,
 ) -> None:
@@ -365,6 +368,7 @@ async def test_nothing_wakes_while_a_rate_limited_lane_has_nothing_to_start(
         assert waits(lanes) == 1
 
 
+@pytest.mark.trio_only("it counts tasks of Trio's")
 @pytest.mark.parametrize("where", ["lane", "group", "session", "room", "room in the session"])
 async def test_no_timer_outlives_the_job_that_waited_for_a_rate(
     autojump_clock: MockClock, where: str
@@ -390,6 +394,7 @@ async def test_no_timer_outlives_the_job_that_waited_for_a_rate(
         lanes.reset()
 
 
+@pytest.mark.trio_only("it counts tasks of Trio's")
 async def test_a_lane_that_lost_its_rate_while_a_job_waited_for_it_keeps_no_timer(
     autojump_clock: MockClock,
 ) -> None:

@@ -34,6 +34,8 @@ from trio_lanes import (
 )
 from trio_lanes.testing import LaneRecorder
 
+pytestmark = pytest.mark.both_doors
+
 DURATIONS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
 
@@ -685,6 +687,7 @@ async def test_bad_input_is_an_error_at_the_call(
         assert lanes.jobs() == []
 
 
+@pytest.mark.trio_only("asyncio has an error of its own")
 async def test_a_coroutine_object_is_trios_own_error_at_the_call() -> None:
     async with open_lanes({"main": 1}) as lanes:
         with pytest.raises(TypeError, match="Trio was expecting an async function"):

@@ -23,6 +23,8 @@ from trio_lanes import (
 )
 from trio_lanes.testing import LaneRecorder
 
+pytestmark = pytest.mark.both_doors
+
 DURATIONS = [3, 1, 4, 1, 5]
 
 
@@ -175,6 +177,7 @@ async def test_with_yield_slot_jobs_map_over_the_lane_that_they_run_in(
     recorder.check()
 
 
+@pytest.mark.trio_only("there a body begins a pass before the first slot is wanted back")
 async def test_a_lending_map_leaves_with_its_slot(autojump_clock: MockClock) -> None:
     """Also when what it cancels needs that slot to end."""
 

@@ -51,6 +51,8 @@ from trio_lanes import (
 )
 from trio_lanes.testing import LaneRecorder
 
+pytestmark = pytest.mark.both_doors
+
 CLOSED = "Nursery is closed to new arrivals"
 
 
@@ -142,6 +144,7 @@ async def test_a_child_runs_in_the_context_of_the_call(autojump_clock: MockClock
     assert await job.wait() == "submitted"
 
 
+@pytest.mark.trio_only("it is about checkpoints")
 async def test_an_empty_nursery_lets_others_run_in_leaving_and_is_not_cancelled() -> None:
     others = []
 
@@ -161,6 +164,7 @@ async def test_an_empty_nursery_lets_others_run_in_leaving_and_is_not_cancelled(
             assert not scope.cancelled_caught
 
 
+@pytest.mark.trio_only("it is about checkpoints")
 async def test_entering_is_no_checkpoint() -> None:
     async with open_lanes() as lanes:
         manager = lanes.open_nursery()
@@ -169,6 +173,7 @@ async def test_entering_is_no_checkpoint() -> None:
         await manager.__aexit__(None, None, None)
 
 
+@pytest.mark.trio_only("it is about checkpoints")
 async def test_start_soon_and_submit_nowait_and_clear_are_no_checkpoints() -> None:
     async with open_lanes() as lanes, lanes.open_nursery() as jobs:
         with trio.testing.assert_no_checkpoints():
@@ -275,6 +280,7 @@ async def test_a_single_failure_leaves_in_a_group_and_is_the_very_exception() ->
                 raise BlockError
 
 
+@pytest.mark.trio_only("it runs Trio")
 @pytest.mark.filterwarnings("ignore::trio.TrioDeprecationWarning")
 def test_groups_are_strict_in_a_run_whose_groups_are_not() -> None:
     async def main() -> None:
@@ -365,6 +371,7 @@ async def test_a_child_that_raises_besides_its_cancellation_fails_with_that_alon
                 jobs.cancel_scope.cancel()
 
 
+@pytest.mark.trio_only("no coroutine raises StopIteration")
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit])
 async def test_a_block_may_raise_what_generators_take_for_their_own(
     kind: type[BaseException],
@@ -601,6 +608,7 @@ async def test_cancelling_the_scope_withdraws_what_waits_and_cancels_what_runs(
         assert other.state is JobState.RUNNING
 
 
+@pytest.mark.trio_only("it is about checkpoints")
 async def test_a_body_that_returns_in_spite_of_its_cancellation_has_succeeded(
     autojump_clock: MockClock,
 ) -> None:
@@ -641,6 +649,7 @@ async def test_a_cancellation_from_outside_waits_for_the_children_and_goes_on(
         assert third.started_at is None
 
 
+@pytest.mark.trio_only("asyncio has no level-triggered scopes")
 async def test_a_failure_in_a_nursery_that_is_cancelled_from_outside_leaves_alone(
     autojump_clock: MockClock,
 ) -> None:
@@ -673,6 +682,7 @@ async def test_a_scope_that_is_cancelled_before_the_block_lets_no_child_wait(
         assert track.started == []
 
 
+@pytest.mark.trio_only("asyncio has no level-triggered scopes")
 async def test_a_child_that_comes_after_a_cancellation_from_outside_never_starts(
     autojump_clock: MockClock,
 ) -> None:
@@ -707,6 +717,7 @@ async def test_a_shield_keeps_a_cancellation_from_outside_away_from_the_children
         assert track.ended == [0, 1]
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 async def test_taking_the_shield_away_cancels_the_children(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
         with trio.move_on_after(1) as scope:
@@ -822,6 +833,7 @@ async def test_the_end_of_the_lanes_takes_a_nursery_in_their_block_with_it(
 # ---- Ctrl-C
 
 
+@pytest.mark.trio_only("it runs Trio")
 @pytest.mark.parametrize("where", ["block", "leaving", "child"])
 def test_ctrl_c_cancels_the_children_and_leaves_in_a_group(where: str) -> None:
     handles: list[Job[Any]] = []
@@ -906,6 +918,7 @@ def check_was_withdrawn(job: Job[Any]) -> None:
     assert job.started_at is None
 
 
+@pytest.mark.trio_only("it turns the clock of Trio")
 @pytest.mark.parametrize("session", [None, "alice"])
 @pytest.mark.parametrize("how", ["cancelled", "past its deadline"])
 async def test_a_child_that_a_cancelled_nursery_is_given_is_withdrawn_in_the_call(
@@ -945,6 +958,7 @@ async def test_a_child_that_submits_in_the_pass_of_a_cancellation_is_no_failure(
         assert lanes.jobs() == []
 
 
+@pytest.mark.trio_only("it is about a pass of Trio's")
 @pytest.mark.many_seeds(10)
 async def test_a_child_that_submits_in_the_pass_of_a_failure_adds_none(
     autojump_clock: MockClock,
@@ -1381,6 +1395,7 @@ async def test_the_failure_of_a_nursery_leaves_no_cyclic_garbage(
     assert ours == []
 
 
+@pytest.mark.trio_only("it counts tasks of Trio's")
 @pytest.mark.slow
 def test_ten_thousand_children_take_one_task_each_and_few_steps() -> None:
     children = 10_000

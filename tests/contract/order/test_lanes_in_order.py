@@ -10,6 +10,8 @@ from trio.testing import MockClock
 from tests.support.track import Track
 from trio_lanes import Job, JobCancelledError, JobState, open_lanes
 
+pytestmark = pytest.mark.both_doors
+
 in_both_layers = pytest.mark.parametrize("session", [None, "alice"])
 
 

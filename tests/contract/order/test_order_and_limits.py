@@ -11,6 +11,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.track import Track
 from trio_lanes import JobState, LaneClearedError, open_lanes
 
+pytestmark = pytest.mark.both_doors
+
 
 async def test_a_job_on_an_unlimited_lane_runs_at_the_next_checkpoint(
     autojump_clock: MockClock,
@@ -424,6 +426,7 @@ async def test_after_a_job_that_fails_the_next_starts_at_once(
     assert track.start_times["next"] == (1.0 if first_sleeps else 0.0)
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 async def test_a_base_exception_of_a_body_leaves_the_lanes_and_the_other_jobs_settle(
     autojump_clock: MockClock,
 ) -> None:

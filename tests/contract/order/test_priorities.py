@@ -14,6 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.track import Track
 from trio_lanes import Job, JobState, LaneConfig, Lanes, open_lanes
 
+pytestmark = pytest.mark.both_doors
+
 both_layers = pytest.mark.parametrize("session", [None, "alice"])
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.support.track import Track
 from trio_lanes import LaneConfig, LaneGroup, RateLimit, open_lanes
 from trio_lanes.testing import LaneRecorder
+
+pytestmark = pytest.mark.both_doors
 
 
 async def test_the_next_job_of_a_session_competes_for_the_slot_that_its_predecessor_leaves(

@@ -7,6 +7,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.bodies import never_ends
 from tests.support.track import Track
 from trio_lanes import (
     Job,
@@ -14,6 +15,8 @@ from trio_lanes import (
     Lanes,
     open_lanes,
 )
+
+pytestmark = pytest.mark.both_doors
 
 # ---- order inside a session
 
@@ -106,11 +109,9 @@ Ending = Callable[[Lanes, Job[None]], object]
         pytest.param(returns_at_once, {}, None, 0, id="returned at once"),
         pytest.param(raises_at_once, {}, None, 0, id="raised at once"),
         pytest.param(raises, {}, None, 1, id="raised"),
-        pytest.param(trio.sleep_forever, {"timeout": 3}, None, 3, id="timed out"),
+        pytest.param(never_ends, {"timeout": 3}, None, 3, id="timed out"),
         pytest.param(catches_its_cancellation, {"timeout": 1}, None, 2, id="outlived its timeout"),
-        pytest.param(
-            trio.sleep_forever, {}, lambda lanes, job: job.cancel(), 1, id="was cancelled"
-        ),
+        pytest.param(never_ends, {}, lambda lanes, job: job.cancel(), 1, id="was cancelled"),
         pytest.param(
             catches_its_cancellation,
             {},

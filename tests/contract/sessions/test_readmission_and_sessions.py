@@ -22,6 +22,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 ONE_A_MINUTE = RateLimit(1, per=60, algorithm="sliding")
 WIDE = LaneConfig(concurrency=5)
 ONE_IN_A_SESSION = LaneConfig(concurrency=5, rate=ONE_A_MINUTE)

@@ -21,6 +21,8 @@ from trio_lanes import (
 )
 from trio_lanes.testing import LaneRecorder
 
+pytestmark = pytest.mark.both_doors
+
 # ---- coming to life, and going
 
 

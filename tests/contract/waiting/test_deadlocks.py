@@ -23,6 +23,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 async def test_a_job_that_runs_another_in_its_own_session_is_told_at_once(
     autojump_clock: MockClock,

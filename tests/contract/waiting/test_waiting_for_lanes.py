@@ -25,6 +25,8 @@ from trio_lanes import (
     open_lanes,
 )
 
+pytestmark = pytest.mark.both_doors
+
 Times = dict[str, float]
 
 
@@ -294,6 +296,7 @@ async def test_a_lane_that_leaves_its_template_is_not_waited_for_any_more(
     assert times == {"template": 1.0, "lane": 4.0}
 
 
+@pytest.mark.trio_only("its instrument is Trio's")
 async def test_an_instrument_of_trio_may_use_the_lanes_when_it_is_told_of_a_woken_task(
     autojump_clock: MockClock,
 ) -> None:
