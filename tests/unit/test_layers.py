@@ -32,7 +32,7 @@ LAYERS = ("replay", "durable", "instruments", "agents", "monitor", "command")
 """From the lowest to the highest: each imports only layers that stand before it."""
 DOORS = ("aio",)
 """Packages that are doors, as the modules of `trio_lanes` itself: they may use all of the core, and
-durable lanes, for which there is a door, too."""
+durable lanes and the page, for which there is a door, too."""
 PARTS_OF = {"command": ["durable"], "monitor": ["replay"]}
 OF_OTHERS = {"_value_", "_asdict", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
 """Names of `enum`, of named tuples, and of Trio's scheduler, which the simulation seeds."""
@@ -148,10 +148,10 @@ def test_no_other_module_imports_a_door() -> None:
                 assert name.split(".")[1:2] not in [[door] for door in DOORS], named_by(path)
 
 
-def test_a_door_uses_durable_lanes_and_no_other_layer() -> None:
+def test_a_door_uses_durable_lanes_and_the_page_and_no_other_layer() -> None:
     for door in DOORS:
         for path in (ROOT / door).rglob("*.py"):
-            assert layers_imported_by(path) <= {"durable"}
+            assert layers_imported_by(path) <= {"durable", "monitor"}
 
 
 @pytest.mark.parametrize("module", ["trio_lanes", "trio_lanes.testing", "trio_lanes.replay"])

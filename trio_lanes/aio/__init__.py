@@ -5,3 +5,4 @@ from ._lanes import Lane as Lane
 from ._lanes import Lanes as Lanes
 from ._lanes import SessionLane as SessionLane
 from ._lanes import open_lanes as open_lanes
+from ._page import monitor as monitor

@@ -1,0 +1,76 @@
+"""The page of `trio_lanes.monitor` for an ASGI application on asyncio.
+
+The page itself runs in the guest run, beside the lanes that it shows. What it receives and sends,
+and ``authorize``, are awaited in tasks of asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from ._bridge import call, in_asyncio
+
+if TYPE_CHECKING:
+    from trio_lanes.monitor import Authorize
+
+    from ._lanes import Lanes
+
+
+def monitor(
+    lanes: Lanes, *, authorize: Authorize | None = None, **options: Any
+) -> Callable[[Any, Any, Any], Coroutine[Any, Any, None]]:
+    """Return the page over ``lanes`` as an ASGI application: ``app.mount("/lanes", ...)``.
+
+    It needs ``trio-lanes[monitor]``. Arguments and errors: those of `trio_lanes.monitor.monitor`;
+    ``authorize`` may be an async function of asyncio. When uvicorn is asked to end, open pages end.
+    """
+    from starlette.requests import HTTPConnection  # of an extra, as the page
+
+    from trio_lanes import monitor as of_trio
+
+    async def role(connection: HTTPConnection) -> Any:
+        assert authorize is not None
+        role = authorize(HTTPConnection(connection.scope))
+        return await role if inspect.isawaitable(role) else role
+
+    page = of_trio.monitor(
+        getattr(lanes, "trio", lanes),
+        authorize=_in_asyncio(role) if callable(authorize) else authorize,
+        **options,
+    )
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        ended = False
+
+        async def send_on(message: Any) -> None:
+            nonlocal ended
+            if not ended:
+                ended = message.get("more_body", False) and _server_ends()
+                await send({**message, "more_body": False} if ended else message)
+
+        await call(page, scope, _in_asyncio(receive), _in_asyncio(send_on))
+
+    return app
+
+
+def _in_asyncio(fn: Callable[..., Awaitable[Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return an async function of Trio's that awaits ``fn`` in a task of asyncio."""
+
+    async def awaited(*args: Any) -> Any:
+        return await fn(*args)
+
+    async def crossing(*args: Any) -> Any:
+        return await in_asyncio(awaited(*args), loop)
+
+    loop = asyncio.get_running_loop()
+    return crossing
+
+
+def _server_ends() -> bool:
+    """Whether uvicorn was asked to end. It waits for open streams, and says so nowhere else."""
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return bool(getattr(server, "should_exit", False))
