@@ -1,4 +1,4 @@
-"""The same by hand on asyncio, and aiojobs.
+"""The same by hand on asyncio, aiojobs, and limiters without keys.
 
 `asyncio` starts tasks in the order of their creation and its `Lock` is first in, first out, so
 that here the keyed lock keeps the order too.
@@ -9,10 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import aiojobs
+
+try:
+    import aiolimiter
+except ImportError:  # then it is not measured, as the row says
+    pass
 
 from benchmarks.checks import WIDTH
 from benchmarks.sample import Sample
@@ -160,6 +165,47 @@ class AioJobs:
         return self._results
 
 
+class Limited:
+    """A task per job in a task group, under one limiter: no keys, and no order that is promised."""
+
+    keeps: frozenset[str] = frozenset({"limit"})
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[int]] = []
+
+    def limiter(self) -> AbstractAsyncContextManager[None]:
+        return asyncio.Semaphore(WIDTH)
+
+    @asynccontextmanager
+    async def open(self, n: int, *, keep: bool) -> AsyncIterator[Submit]:
+        limiter = self.limiter()
+
+        async def limited(body: Body, i: int) -> int:
+            async with limiter:
+                return await body(i)
+
+        async with asyncio.TaskGroup() as group:
+
+            def submit(body: Body, i: int, key: str) -> None:
+                task = group.create_task(limited(body, i))
+                if keep:
+                    self._tasks.append(task)
+
+            yield submit
+
+    async def results(self) -> Sequence[object]:
+        return [task.result() for task in self._tasks]
+
+
+class RateLimited(Limited):
+    """The same under aiolimiter, with a rate that is never reached: it limits no jobs at once."""
+
+    keeps = frozenset()
+
+    def limiter(self) -> AbstractAsyncContextManager[None]:
+        return aiolimiter.AsyncLimiter(1e9, 1)
+
+
 class SpawnedCall:
     """``async with semaphore: await fn()`` in a task of its own, which is awaited."""
 
@@ -255,6 +301,8 @@ SESSIONS: dict[str, Callable[[], Sessions]] = {
     "locks": KeyedLocks,
     "drainers": KeyedDrainers,
     "aiojobs": AioJobs,
+    "semaphore": Limited,
+    "aiolimiter": RateLimited,
 }
 CALLERS: dict[str, Callable[[], Caller]] = {"spawned": SpawnedCall, "aiojobs": AioJobsCall}
 LINES: dict[str, Callable[[], Line]] = {"queue": QueueLine}

@@ -269,17 +269,19 @@ def _run(run: Run, command: list[str], apart: bool) -> subprocess.CompletedProce
 
 def _missing_package(run: Run) -> Missing | None:
     package = {
+        "aio": "trio_lanes",
         "lanes": "trio_lanes",
         "seen": "starlette",
         "trio": "trio",
         "asyncio": "aiojobs",
+        "asyncio.aiolimiter": "aiolimiter",
         "durable": "trio_lanes",
         "huey": "huey",
         "procrastinate": "procrastinate",
         "streaq": "streaq",
         "taskiq": "taskiq_redis",
     }
-    needed = package[run.contender.partition(".")[0]]
+    needed = package.get(run.contender, package[run.contender.partition(".")[0]])
     if importlib.util.find_spec(needed) is None:
         return Missing(f"{needed} is not installed")
     return None

@@ -11,6 +11,7 @@ import attrs
 NAMES = {
     "lanes": "trio-lanes",
     "lanes.plain": "trio-lanes, without a session",
+    "aio.lanes": "trio-lanes on asyncio: trio_lanes.aio",
     "seen.mounted": "trio-lanes under a monitor, no page open",
     "seen.viewed": "trio-lanes under a monitor, one page open",
     "seen.prometheus": "trio-lanes with PrometheusInstrument",
@@ -26,6 +27,8 @@ NAMES = {
     "asyncio.spawned": "asyncio: Semaphore in a spawned task",
     "asyncio.queue": "asyncio: PriorityQueue + one task",
     "asyncio.aiojobs": "aiojobs + keyed Lock",
+    "asyncio.semaphore": "asyncio: a Semaphore, no keys",
+    "asyncio.aiolimiter": "aiolimiter, no keys",
     "node.p-queue-10": "p-queue 10",
     "node.p-queue-10-heap": "p-queue 10 with a heap as queueClass",
     "node.p-queue-9": "p-queue 9",
@@ -368,6 +371,53 @@ ROWS += (
         ("seen.viewed",),
         unit="MB",
         targets=(Target("at most 8 MB", 8.0, subject="seen.viewed"),),
+    ),
+)
+
+ROWS += (
+    Row(
+        "l.burst",
+        "the burst in an asyncio application",
+        "burst",
+        100_000,
+        5,
+        (
+            "aio.lanes",
+            "asyncio.locks",
+            "asyncio.drainers",
+            "asyncio.aiojobs",
+            "asyncio.semaphore",
+            "asyncio.aiolimiter",
+            "lanes",
+        ),
+        targets=(
+            Target("at most 0.6 x aiojobs with a keyed Lock", 0.6, "asyncio.aiojobs", "aio.lanes"),
+        ),
+        notes=(
+            "The last line is on Trio. A limiter without keys keeps no order, and aiolimiter, with "
+            "a rate that is never reached, limits no jobs at once.",
+        ),
+    ),
+    Row(
+        "l.one",
+        "one uncontended run() after the other in an asyncio application",
+        "uncontended",
+        20_000,
+        5,
+        ("aio.lanes", "asyncio.spawned", "asyncio.aiojobs", "lanes"),
+        quick_n=2_000,
+        targets=(Target("at most 300 µs", 300.0, subject="aio.lanes"),),
+        notes=("The last line is on Trio.",),
+    ),
+    Row(
+        "l.gap",
+        "worst gap that another asyncio task sees while the burst is served",
+        "gap",
+        100_000,
+        3,
+        ("aio.lanes", "lanes", "asyncio.locks", "asyncio.aiojobs"),
+        unit="ms",
+        targets=(Target("no longer than on Trio (a.gap)", 1.0, "lanes", "aio.lanes"),),
     ),
 )
 

@@ -19,6 +19,7 @@ from benchmarks import workloads
 from benchmarks.sample import Run, Sample
 
 SIDES = {
+    "aio": "aio_side",
     "lanes": "lanes_side",
     "seen": "seen_side",
     "trio": "trio_peers",
