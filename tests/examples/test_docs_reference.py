@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 
 import trio_lanes
+import trio_lanes.aio
 import trio_lanes.durable
 import trio_lanes.durable.testing
 import trio_lanes.instruments
@@ -50,6 +51,7 @@ def documented_names(module: str) -> set[str]:
     "module",
     [
         trio_lanes,
+        trio_lanes.aio,
         trio_lanes.durable,
         trio_lanes.durable.testing,
         trio_lanes.instruments,
