@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from tests.monitor.web import scope_of
 from tests.support.programs import PATIENCE
 from trio_lanes.aio import Lanes, monitor, open_lanes
 
@@ -165,6 +167,49 @@ def test_a_page_that_is_closed_leaves_nothing_behind() -> None:
             shop.client = httpx2.AsyncClient()
 
     asyncio.run(main())
+
+
+def test_a_stream_that_has_ended_sends_nothing_more() -> None:
+    class Server:
+        should_exit = False
+
+        def handle_exit(self, signum: int, frame: object) -> None:
+            raise AssertionError
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()  # a server that tells of no end
+
+    async def main() -> None:
+        async with open_lanes({"main": 1}) as lanes, asyncio.TaskGroup() as group:
+            page = monitor(lanes)
+
+            def look(sent: list[Any]) -> asyncio.Task[None]:
+                async def send(message: Any) -> None:
+                    sent.append(message)
+
+                scope = scope_of("/frames", "GET", {}, "127.0.0.1")
+                return group.create_task(page(scope, receive, send))
+
+            of_one: list[Any] = []
+            of_other: list[Any] = []
+            one = look(of_one)
+            await until(lambda: len(of_one) > 1)
+            server.should_exit = True
+            await until(lambda: of_one[-1].get("more_body") is False)
+            server.should_exit = False
+            number = len(of_one)
+            other = look(of_other)
+            await until(lambda: len(of_other) > 4)
+            assert len(of_one) == number
+            one.cancel()
+            other.cancel()
+
+    server = Server()
+    before = signal.signal(signal.SIGTERM, server.handle_exit)
+    try:
+        asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_what_is_not_lanes_is_refused_at_the_call() -> None:
