@@ -16,16 +16,19 @@ import httpx2
 import pytest
 import trio
 import uvicorn
+from agents import Agent, OpenAIResponsesModel, Runner, set_tracing_disabled
 from aiogram import Bot
 from aiogram.client.session.aiohttp import AiohttpSession
 from aiogram.client.telegram import TelegramAPIServer
 from aiogram.webhook.aiohttp_server import SimpleRequestHandler
 from aiohttp import web
+from openai import AsyncOpenAI
 
 from examples.asyncio_bot import in_lanes
 from examples.fastapi_app import app as fastapi_app
 from tests.examples.gateway.gateways import gateway
 from tests.support.programs import PATIENCE, ROOT, Program, running
+from trio_lanes import JobCancelledError
 from trio_lanes.aio import open_lanes
 from trio_lanes.testing import LaneRecorder
 
@@ -206,7 +209,7 @@ def update(number: int, chat: int, text: str) -> dict[str, Any]:
 async def listening(*routes: web.RouteDef) -> AsyncIterator[str]:
     app = web.Application()
     app.add_routes(routes)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, handler_cancellation=True)  # when the client goes
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -273,3 +276,50 @@ def test_turns_of_an_agent_keep_the_order_of_each_user() -> None:
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     assert [line[:4] for line in done.stdout.splitlines()] == ["ann:", "bob:", "ann:"]
+
+
+def response(text: str) -> web.Response:
+    """As the Responses API says it."""
+    content = {"type": "output_text", "text": text, "annotations": []}
+    message = {"type": "message", "id": "m", "role": "assistant", "status": "completed"}
+    answer = {"id": "r", "object": "response", "created_at": 0, "model": "m", "tools": []}
+    answer |= {"output": [message | {"content": [content]}], "status": "completed"}
+    return web.json_response(answer | {"parallel_tool_calls": False, "tool_choice": "auto"})
+
+
+def test_cancelling_a_turn_ends_its_request_and_then_the_next_turn_of_the_user_starts() -> None:
+    async def main() -> None:
+        came, gone = asyncio.Event(), asyncio.Event()
+
+        async def answer(request: web.Request) -> web.Response:
+            if "think for ever" in await request.text():
+                came.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    gone.set()
+            return response("done")
+
+        async def turn(text: str) -> str:
+            return str((await Runner.run(agent, text)).final_output)
+
+        set_tracing_disabled(True)
+        recorder = LaneRecorder()
+        async with (
+            listening(web.post("/responses", answer)) as url,
+            AsyncOpenAI(base_url=url, api_key="any", timeout=PATIENCE) as client,
+            open_lanes({"main": 4}, instruments=[recorder]) as lanes,
+        ):
+            agent = Agent("helper", model=OpenAIResponsesModel("m", client))
+            first = lanes.submit_nowait(turn, "think for ever", session="ann")
+            second = lanes.submit_nowait(turn, "hello", session="ann")
+            await came.wait()
+            assert not second.done
+            first.cancel("stop")
+            with pytest.raises(JobCancelledError, match="stop"):
+                await first.wait()
+            assert await second.wait() == "done"
+            await gone.wait()
+        recorder.check()
+
+    asyncio.run(main())
