@@ -30,7 +30,7 @@ from .._flow.loop import Scheduler
 from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
-from ._bridge import calls
+from ._bridge import cancel
 
 _NO_VALUE: Final = object()
 
@@ -143,9 +143,9 @@ class AsyncioBody:
         self.has_begun, job._task = True, self
         try:
             if self._bodies.scheduler.workers.wraps:
-                self.value = await wrapped(job, _body)
+                self.value = await wrapped(job, awaited)
             else:
-                self.value = await _body(job._fn, job._args)
+                self.value = await awaited(job._fn, job._args)
         finally:
             del self, job  # the task keeps this frame, in the traceback of an error
 
@@ -173,9 +173,7 @@ class AsyncioBody:
         if not self.cancel_called:
             self.cancel_called = True
             self.with_lanes = with_lanes
-            self.task.cancel(reason)
-            if (call := calls.get(self.task)) is not None:
-                call.cancel()
+            cancel(self.task, reason)
 
     def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
         """As `trio.lowlevel.Task.iter_await_frames`, for the asyncio task."""
@@ -196,7 +194,7 @@ def _failure(task: asyncio.Task[Any]) -> BaseException:
     return error
 
 
-async def _body(fn: Any, args: tuple[Any, ...]) -> Any:
+async def awaited(fn: Any, args: tuple[Any, ...]) -> Any:
     """The user's function, or a ``wrap``.
 
     Raises:

@@ -35,8 +35,8 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 
 calls: Final[dict[asyncio.Task[Any], trio.CancelScope]] = {}
-"""{asyncio task: the scope of its `call`}. Cancelled with the task, so that a wait ends at once: the
-search for deadlocks may look at it before the task has its turn."""
+"""{asyncio task: the scope of its `call`}. It is cancelled with the body of a job, at once: the
+search for deadlocks may look at that wait before the task has its turn."""
 
 
 def come_again(task: asyncio.Task[Any]) -> None:
@@ -257,8 +257,35 @@ class Hosted(AbstractAsyncContextManager[T]):
             )  # this frame is in the traceback of the error
 
 
-async def in_asyncio(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Await ``coro``, of asyncio's, in a task of Trio's: as a task of ``loop``, in the same job.
+class HostedRun(Hosted[T]):
+    """A `Hosted` that lasts as long as the guest run does at least."""
+
+    async def __aenter__(self) -> T:
+        guest = await enter_guest()
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            await guest.leave()
+            raise
+
+    async def __aexit__(self, *error: Any) -> bool:
+        try:
+            return await super().__aexit__(*error)
+        finally:
+            guest = guest_here()
+            if guest is not None:  # else the loop is being closed
+                await guest.leave()
+
+
+def cancel(task: asyncio.Task[Any], reason: str | None = None) -> None:
+    """Cancel ``task``, and at once what it awaits in the guest run."""
+    task.cancel(reason)
+    if (scope := calls.get(task)) is not None:
+        scope.cancel()
+
+
+async def in_asyncio(coro: Coroutine[Any, Any, T]) -> T:
+    """Await ``coro``, of asyncio's, in a task of Trio's: as a task of the loop, in the same job.
 
     The cancellation of the Trio task cancels that task, and is over when that task has ended.
     """
@@ -269,14 +296,14 @@ async def in_asyncio(coro: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLo
     if job is not None:
         context.run(enter_job, job)
         table[job] = job
-    task = loop.create_task(coro, context=context)
+    task = asyncio.get_running_loop().create_task(coro, context=context)
     task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
     raise_cancel: Callable[[], NoReturn] | None = None
 
     def abort(raise_cancel_: Callable[[], NoReturn]) -> Abort:
         nonlocal raise_cancel
         raise_cancel = raise_cancel_
-        task.cancel()
+        cancel(task)
         return Abort.FAILED
 
     await trio.lowlevel.wait_task_rescheduled(abort)
@@ -295,15 +322,14 @@ class FromAsyncio(AsyncIterator[T]):
 
     def __init__(self, items: AsyncIterable[T]) -> None:
         self._items: Final = aiter(items)
-        self._loop: Final = asyncio.get_running_loop()
 
     async def __anext__(self) -> T:
-        return await in_asyncio(_next_of(self._items), self._loop)
+        return await in_asyncio(_next_of(self._items))
 
     async def aclose(self) -> None:
         aclose = getattr(self._items, "aclose", None)
         if aclose is not None:
-            await in_asyncio(aclose(), self._loop)
+            await in_asyncio(aclose())
 
 
 async def _next_of(items: AsyncIterator[T]) -> T:

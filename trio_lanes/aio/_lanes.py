@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, NoReturn, TypeVar, final
 
 import outcome
@@ -32,8 +32,8 @@ from .._instrument import LaneInstrument
 from .._submission import Submitter
 from .._waiting.current import job_here, jobs_by_task
 from ._bodies import AsyncioBodies
-from ._bridge import FromAsyncio, Hosted, call, come_again, this_task, verbs
-from ._guest import enter_guest, guest_here, wait_for
+from ._bridge import FromAsyncio, Hosted, HostedRun, call, come_again, this_task, verbs
+from ._guest import wait_for
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -247,15 +247,7 @@ def open_lanes(
 
 
 @final
-class _OpenedLanes(Hosted[Lanes]):
-    async def __aenter__(self) -> Lanes:
-        guest = await enter_guest()
-        try:
-            return await super().__aenter__()
-        except BaseException:
-            await guest.leave()
-            raise
-
+class _OpenedLanes(HostedRun[Lanes]):
     _scheduler: Scheduler | None = None
 
     def cancel(self) -> None:
@@ -267,16 +259,3 @@ class _OpenedLanes(Hosted[Lanes]):
         self._scheduler = value._scheduler
         AsyncioBodies(value._scheduler, asyncio.get_running_loop(), Job)
         return Lanes._over(value)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        try:
-            return await super().__aexit__(kind, error, traceback)
-        finally:
-            guest = guest_here()
-            if guest is not None:
-                await guest.leave()

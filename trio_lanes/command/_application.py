@@ -4,6 +4,8 @@
 possibly with dots. The object of that name is one of:
 
 * an async context manager that gives `DurableLanes`, as `open_durable_lanes` returns it;
+* what `trio_lanes.aio.open_durable_lanes` returns, whose handlers are asyncio's: its ``trio`` is
+  such a context manager, in a task of Trio's that its ``run`` runs;
 * a function without arguments that returns one, and is called once. A function under
   `contextlib.asynccontextmanager` is such a function. It can open resources of the handlers before
   the lanes, and close them after the drain.
@@ -17,7 +19,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, Final, final
 
 from ..durable import DurableLanes
 from ._exits import CommandError
@@ -48,6 +50,18 @@ def find_object(named: str) -> Any:
     return found
 
 
+@final
+class NeedsLoop(CommandError):
+    """The application is one of asyncio's, and has to be opened in its loop."""
+
+    def __init__(self, application: Any) -> None:
+        super().__init__("the application has to be opened in an asyncio loop")
+        self.application: Final = application
+
+
+_of_asyncio: Final[dict[str, Any]] = {}  # applications that were found, and need a loop
+
+
 @asynccontextmanager
 async def open_application(named: str) -> AsyncIterator[DurableLanes]:
     """Open the lanes that ``module:name`` names, for the time of a block.
@@ -55,9 +69,15 @@ async def open_application(named: str) -> AsyncIterator[DurableLanes]:
     Raises:
       CommandError: if the object is something else.
     """
-    found = find_object(named)
-    if _makes_something(found):
-        found = found()
+    if named in _of_asyncio:
+        found = _of_asyncio[named].trio
+    else:
+        found = find_object(named)
+        if _makes_something(found):
+            found = found()
+        if hasattr(found, "trio") and hasattr(found, "run"):
+            _of_asyncio[named] = found
+            raise NeedsLoop(found)
     if not isinstance(found, AbstractAsyncContextManager):
         raise CommandError(
             f"{named} must be what open_durable_lanes returns, or a function without arguments "

@@ -157,7 +157,7 @@ def worker(
     """
     from ._stores import sqlite_file
     from ._supervisor import supervise
-    from ._worker import WorkerOptions, work
+    from ._worker import WorkerOptions, run_worker
 
     file = None if store is None else sqlite_file(store)
     if file is not None and processes == 1 and served is None:
@@ -177,7 +177,7 @@ def worker(
         served=served,
     )
     if processes == 1:
-        return trio.run(work, options)
+        return run_worker(options)
     return trio.run(partial(supervise, options, processes, kill_after, log_level))
 
 

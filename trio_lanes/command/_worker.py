@@ -22,7 +22,7 @@ import trio
 
 from .. import DrainReport, shutdown_on_signals
 from ..durable import DurableLanes, Store, StoreError
-from ._application import find_object, open_application
+from ._application import NeedsLoop, find_object, open_application
 from ._children import ParentConnection
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
 from ._served import served_by
@@ -55,6 +55,18 @@ class WorkerOptions:
     def forwarded(self) -> frozenset[int]:
         """The signals that do not end the worker."""
         return frozenset({RESETTING} if self.reload is None else {RESETTING, RELOADING})
+
+
+def run_worker(options: WorkerOptions) -> int:
+    """Run the application's lanes until a signal ends them: in Trio, or in an asyncio loop."""
+    try:
+        return trio.run(work, options)
+    except Exception as error:
+        needs = first_leaf(error)
+        if not isinstance(needs, NeedsLoop):
+            raise
+    code: int = needs.application.run(work, options)
+    return code
 
 
 async def work(options: WorkerOptions) -> int:

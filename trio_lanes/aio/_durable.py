@@ -1,0 +1,152 @@
+"""`open_durable_lanes` for asyncio: the same lanes and stores, with handlers of asyncio's.
+
+The lanes, their jobs and what else they return stand behind doors: a `_Door` has the attributes of
+the object behind it, and its async verbs are coroutines of asyncio's. To type checkers, and to
+`isinstance`, it is the object behind it: the signatures are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial, wraps
+from inspect import iscoroutinefunction, ismethod
+from typing import Any, Final, TypeVar, cast, final
+
+from ..durable import (
+    DurableJob,
+    DurableLanes,
+    DurableLog,
+    DurableRun,
+    HeldLock,
+    Quota,
+    Spent,
+    Store,
+)
+from ..durable import current_job as current_run
+from ..durable import open_durable_lanes as open_trio_lanes
+from ..durable._lanes.job import _Events
+from ..durable._runs.run import _Messages
+from ._bodies import awaited
+from ._bridge import Hosted, HostedRun, call, in_asyncio
+
+T = TypeVar("T")
+
+_BEHIND_DOORS: Final = (
+    DurableJob,
+    DurableLanes,
+    DurableLog,
+    DurableRun,
+    HeldLock,
+    Quota,
+    Spent,
+    _Events,
+    _Messages,
+)
+
+
+@final
+class _Door:
+    """An object of durable lanes, for asyncio."""
+
+    def __init__(self, behind: Any) -> None:
+        self._behind: Final = behind
+
+    @property  # type: ignore[misc]  # as `unittest.mock` does
+    def __class__(self) -> Any:
+        return type(self._behind)
+
+    def __repr__(self) -> str:
+        return repr(self._behind)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._behind, name)
+        if not ismethod(value):
+            return _at_door(value)
+        if name in ("lock", "yield_slot"):  # called by the host, which holds what they give
+            return lambda *args, **options: _HostedDoor(_entered(value, *args, **options))
+        return partial(_awaited if iscoroutinefunction(value) else _called, value)
+
+    def __aiter__(self) -> _Door:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await call(self._behind.__anext__)
+
+
+@final
+class _HostedDoor(Hosted[Any]):
+    def made(self, value: Any) -> Any:
+        return _at_door(value)
+
+
+@asynccontextmanager
+async def _entered(method: Callable[..., Any], *args: Any, **options: Any) -> AsyncIterator[Any]:
+    async with method(*args, **options) as value:
+        yield value
+
+
+def _at_door(value: Any) -> Any:
+    if type(value) in _BEHIND_DOORS:
+        return _Door(value)
+    if isinstance(value, list):
+        return [*map(_at_door, value)]
+    return value
+
+
+def _called(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return _at_door(method(*args, **options))
+
+
+async def _awaited(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return _at_door(await call(method, *args, **options))
+
+
+def current_durable_job() -> DurableRun | None:
+    """Return the run whose handler this is; None elsewhere: `trio_lanes.durable.current_job`."""
+    return cast("DurableRun | None", _at_door(current_run()))
+
+
+def open_durable_lanes(
+    store: Store,
+    handlers: Mapping[str, Callable[..., Awaitable[object]]],
+    *lanes: Any,
+    **options: Any,
+) -> OpenedDurableLanes:
+    """Open durable lanes in an asyncio application: the handlers are functions of asyncio's.
+
+    Takes the other arguments of `trio_lanes.durable.open_durable_lanes`, and is as that in all
+    else. ``trio-lanes worker`` runs its result, too.
+    """
+    open_trio_lanes(store, handlers, *lanes, **options)  # checks all arguments
+    of_trio = {name: _handler(fn) for name, fn in handlers.items()}
+    return OpenedDurableLanes(open_trio_lanes(store, of_trio, *lanes, **options))
+
+
+def _handler(fn: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+    @wraps(fn)
+    async def handler(*args: Any) -> object:
+        return await in_asyncio(awaited(fn, args))
+
+    return handler
+
+
+@final
+class OpenedDurableLanes(HostedRun[DurableLanes]):
+    """What `open_durable_lanes` returns.
+
+    Attributes:
+      trio: the context manager for a task of Trio's in the loop's guest run.
+    """
+
+    def __init__(self, context: AbstractAsyncContextManager[DurableLanes]) -> None:
+        super().__init__(context)
+        self.trio: Final = context
+
+    def made(self, value: Any) -> DurableLanes:
+        return cast("DurableLanes", _Door(value))
+
+    def run(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run Trio's ``fn(*args)`` in a new loop, where `trio` can be entered."""
+        return asyncio.run(call(fn, *args))
