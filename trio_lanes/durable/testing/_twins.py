@@ -157,6 +157,8 @@ class _Twin:
             *(self.job(status.id), status.name, status.session, status.lane, status.priority),
             *(status.key, status.state, status.why, until, status.attempt, status.crashes),
             *(status.cancelling, status.error, status.instance is None, status.timeout),
+            *((cause, round(seconds, 3)) for cause, seconds in sorted(status.waits.items())),
+            round(_unaccounted(status), 3),
             *(self.run(run, status.submitted_at) for run in status.history),
         )
 
@@ -177,6 +179,22 @@ class _Twin:
             )
             for one in reasons
         ]
+
+
+def _unaccounted(status: DurableStatus) -> float:
+    """Return the seconds since the acceptance of a job that were neither waits nor runs.
+
+    It must be 0, unless there were more runs than are kept.
+    """
+    until, runs = status.submitted_at, status.history
+    if status.state in (DurableState.WAITING, DurableState.PARKED):
+        until = status.seen_at
+    elif runs:
+        until = runs[-1].ended_at or runs[-1].started_at
+    ran = sum(run.ended_at - run.started_at for run in runs if run.ended_at is not None)
+    left = until - status.submitted_at - ran - sum(status.waits.values())
+    assert abs(left) < 0.001 or (runs and runs[0].number > 1), status
+    return left
 
 
 @final
