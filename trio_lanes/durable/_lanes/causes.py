@@ -94,10 +94,8 @@ class _RootSearch:
         try:
             reasons = await self._lanes.blocked_by(id)
             status = await self._lanes.job(id).status()
-        except ResultGoneError:
-            if len(way) == 1 and not before:
-                raise
-            return []  # it has ended meanwhile
+        except ResultGoneError:  # it has ended meanwhile
+            return []
         found: list[Cause] = []
         for one in reasons:
             found += await self._follow(one, status, way, before)

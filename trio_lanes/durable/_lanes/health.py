@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ... import Problem
+from ... import Problem, resolve_session_lane
 from ... import health as core_health
 from ..._config.names import template_of
 from ..._config.problems import PROBLEM_AFTER, distinct, problem_of
@@ -78,11 +78,10 @@ async def _held_by(lanes: DurableLanes, dead: DurableStatus) -> Problem | None:
     """Return the problem of a session that a dead job keeps closed, and that has other jobs."""
     if dead.session is None:
         return None
-    for behind in await lanes.queue(dead.session, 1):
-        for reason in await lanes.blocked_by(behind.id):
-            if reason.kind == "dead":
-                text = f"job {dead.id} {dead.name!r} is dead and keeps {reason.lane} closed"
-                text += f" ({dead.error})"
-                advice = f"requeue or purge {dead.id}"
-                return Problem("dead", reason.lane, text, advice, dead.id)
-    return None
+    queue = await lanes.queue(dead.session, 1)
+    reasons = [reason for behind in queue for reason in await lanes.blocked_by(behind.id)]
+    if "dead" not in [reason.kind for reason in reasons]:
+        return None
+    lane = resolve_session_lane(dead.session)
+    text = f"job {dead.id} {dead.name!r} is dead and keeps {lane} closed ({dead.error})"
+    return Problem("dead", lane, text, f"requeue or purge {dead.id}", dead.id)

@@ -193,6 +193,13 @@ class ControlStories:
             assert bench.log[5:] == ["again", "alone", "again", "after"]
             assert not await lanes.promote(failed.id)
 
+        async with bench.lanes(worker=False) as asking:  # nothing queues the due jobs
+            due = await asking.submit("echo", session="u", delay=0.01)
+            await bench.advance(0.02, asking)
+            assert await asking.promote(due.id)
+            assert await bench.state(asking, due.id) is DurableState.WAITING
+            assert not await asking.promote(due.id)
+
     async def test_failures_are_grouped_by_handler_lane_and_error(self, bench: Bench) -> None:
         async def fails(payload: Any) -> None:
             raise (NoRetry if payload else ValueError)(f"no {payload}\nat all")

@@ -1,0 +1,73 @@
+"""Root causes and health where a store changes meanwhile, or an instance is gone without a word."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from trio_lanes.durable import MemoryStore, Submission, open_durable_lanes
+from trio_lanes.durable.acts.inspection import BlockersOf
+
+
+async def waits(payload: Any) -> None:
+    await trio.sleep(1000)
+
+
+async def test_a_job_that_ends_during_the_search_is_no_cause(autojump_clock: MockClock) -> None:
+    class Fast(MemoryStore):
+        ended: int = 0
+
+        async def look(self, question: Any) -> Any:
+            gone = isinstance(question, BlockersOf) and question.id == self.ended
+            return None if gone else await super().look(question)
+
+    store = Fast()
+    async with open_durable_lanes(store, {"waits": waits}, {"main": 1}, grace=0) as lanes:
+        jobs = [await lanes.submit("waits", session="s") for _ in range(2)]
+        jobs.append(await lanes.submit("waits"))
+        await wait_all_tasks_blocked()
+        store.ended = jobs[0].id
+        assert await lanes.root_causes(jobs[1].id) == ()
+        (cause,) = await lanes.root_causes(jobs[2].id)
+        assert cause.root == 'slots of "main": all 1 in use'
+        store.ended = jobs[2].id
+        await lanes.submit("waits")
+        assert [problem.kind for problem in await lanes.health()] == []
+
+
+async def test_a_lane_whose_first_job_may_start_lets_the_others_wait_for_their_turn(
+    autojump_clock: MockClock,
+) -> None:
+    store = MemoryStore()
+    async with open_durable_lanes(store, {"waits": waits}, capacity=1, grace=0) as lanes:
+        batch = [Submission(name="waits") for _ in range(1003)]
+        jobs = await lanes.submit_many(batch)
+        await wait_all_tasks_blocked()
+        (second,), (last,) = [await lanes.root_causes(jobs[n].id) for n in (2, -1)]
+        assert (second.kind, second.root) == ("order", 'its turn in "main", 1 before it')
+        assert last.root == 'its turn in "main", 1,000 or more before it'
+        await lanes.clear("main")
+
+
+async def test_an_instance_whose_process_has_ended_does_not_live(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    async with open_durable_lanes(store, {"waits": waits}, capacity=1, grace=0) as lanes:
+        first = await lanes.submit("waits", session="s")
+        behind = await lanes.submit("waits", session="s")
+        await wait_all_tasks_blocked()
+        other = await lanes.submit("waits")
+
+        def kill(pid: int, signal: int) -> None:
+            raise PermissionError if pid == 1 else ProcessLookupError
+
+        monkeypatch.setattr(os, "kill", kill)
+        (cause,) = await lanes.root_causes(other.id)
+        assert (cause.kind, cause.advice) == ("instance", "start a worker")
+        (cause,) = await lanes.root_causes(behind.id)
+        assert (cause.kind, cause.jobs) == ("gone", (first.id,))
