@@ -1,4 +1,4 @@
-"""The reasons why a turn waits, in words: `Job.blocked_by` for people."""
+"""The reasons why a turn waits, in words: `Job.blocked_by` and `Job.root_causes` for people."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ def _lines(job: Job[Any], sessions: Sessions, indent: str = "") -> Iterator[str]
         if blocker.kind == "job":  # that job may wait, too
             for other in blocker.jobs:
                 yield from _lines(other, sessions, indent + "    ")
+    for cause in job.root_causes() if job.state is JobState.WAITING and not indent else ():
+        if cause.chain:  # else the lines above have said it
+            help = "" if cause.advice is None else f"; what would help: {cause.advice}"
+            yield f"  root: {cause}{help}"
 
 
 def _words(blocker: Blocker, sessions: Sessions) -> str:

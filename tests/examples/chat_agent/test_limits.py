@@ -297,10 +297,11 @@ async def test_why_tells_what_each_turn_of_a_session_waits_for(
     ]
     asked = ["/why", "/why eve", "/why ann", "/why bob"]
     lines = await shown(*typed, *asked, model=provider, limits=per_minute(main=2))
-    assert lines[:11] == [
+    assert lines[:12] == [
         "1 turn of me: 'slow 90' runs",
         "1 turn of me: 'two' waits to start:",
         "1   session:me runs as many as it may: turn of me: 'slow 90'",
+        "1   root: 2 ← 1 of its session ← its body, for 1.0 s",
         "1 'three' waits behind it",
         "1 turn of eve: 'hello' waits to start:",
         "1   main runs as many as it may: turn of me: 'slow 90', turn of bob: 'slow 80'",
