@@ -86,14 +86,14 @@ async def test_the_store_is_asked_every_two_seconds_however_many_look(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
-    statistics = DurableLanes.statistics
+    instances = DurableLanes.instances
 
     async def counted(self: DurableLanes) -> Any:
         nonlocal asked
         asked += 1
-        return await statistics(self)
+        return await instances(self)
 
-    monkeypatch.setattr(DurableLanes, "statistics", counted)
+    monkeypatch.setattr(DurableLanes, "instances", counted)
     async with opened() as (_, app, _), trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(ask, app, "/durable")
@@ -155,8 +155,8 @@ async def test_an_operator_queues_one_dead_job_again_and_makes_a_parked_one_due(
         assert done == {"text": f"Made job {parked.id} due now"}
         assert {(await job.status()).state.value for job in (dead, parked)} == {"waiting"}
         refused = await person.act(409, do="retry", job=dead.id)
-        assert refused["error"] == f"job {dead.id} is neither dead nor failed"
-        assert "is not parked" in (await person.act(409, do="promote", job=parked.id))["error"]
+        assert refused["error"] == f"job {dead.id} is in another state by now; look again"
+        assert "in another state" in (await person.act(409, do="promote", job=parked.id))["error"]
         notes = (await ask(app, "/hour")).json["notes"]
         assert [note["text"] for note in notes[-2:]] == [
             f"Requeued job {dead.id} (by 127.0.0.1)",

@@ -349,6 +349,20 @@ async def test_behind_many_jobs_of_one_session_no_other_is_said_to_wait_longest(
             lanes.reset()
 
 
+async def test_a_frame_says_what_is_wrong_and_what_to_do(autojump_clock: MockClock) -> None:
+    off = LaneConfig(concurrency=1, paused=True)
+    async with open_lanes({"main": 1, "off": off}) as lanes, looking(monitor(lanes)) as viewer:
+        assert (await viewer.next())["health"] == []
+        job = lanes.submit_nowait(trio.sleep, 1, lane="off")
+        await trio.sleep(12)
+        (problem,) = viewer.frames[-1]["health"]
+        assert (problem["kind"], problem["lane"], problem["job"]) == ("pause", "off", job.id)
+        assert problem["advice"] == 'resume "off"'
+        lanes.resume("off")
+        await trio.sleep(2)
+        assert viewer.frames[-1]["health"] == []
+
+
 async def test_what_should_be_noticed_is_noticed_once(autojump_clock: MockClock) -> None:
     async def waits_without_lending() -> None:
         await lanes.run(trio.sleep, 8, lane="other")

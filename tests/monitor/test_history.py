@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from typing import Any
 
+import pytest
 import trio
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, SimpleUser
@@ -17,7 +18,7 @@ from trio.testing import MockClock
 from tests.monitor.web import HOST, Operator, ask, looking, operator, post
 from trio_lanes import LaneConfig, open_lanes
 from trio_lanes.monitor import monitor
-from trio_lanes.monitor._history import NUMBERS
+from trio_lanes.monitor._history import NUMBERS, History
 
 QUIET = LaneConfig(concurrency=3, log_failures=False)
 
@@ -27,7 +28,7 @@ async def hour(app: Any, lane: str = "") -> Any:
 
 
 def column(told: Any, name: str) -> list[float]:
-    at = NUMBERS.index(name)
+    at = list(NUMBERS).index(name)
     return [sample[at] for sample in told["samples"]]
 
 
@@ -131,6 +132,34 @@ async def test_what_happened_while_no_page_was_open_is_noted_with_who_did_it(
         ]
         assert (notes[-1]["job"], notes[-1]["level"]) == (late.id, "error")
         assert HOST
+
+
+async def test_lanes_that_end_in_a_burst_end_the_samples_as_well(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        app = monitor(lanes)
+        for _ in range(200):  # more than are recorded in a second
+            lanes.start_soon(trio.sleep, 0)
+    await trio.sleep(100)
+    assert len((await hour(app))["samples"]) == 1
+
+
+async def test_a_fault_while_a_sample_is_taken_is_logged_and_ends_nothing_else(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(self: History) -> None:
+        raise ValueError("a fault")
+
+    async with open_lanes({"main": 1}) as lanes:
+        app = monitor(lanes)
+        await trio.sleep(7)
+        monkeypatch.setattr(History, "sample", fault)
+        await trio.sleep(20)
+        assert len((await hour(app))["samples"]) == 2
+        assert [record.message for record in caplog.records] == [
+            "the monitor takes no more samples"
+        ]
 
 
 async def test_samples_end_with_the_lanes(autojump_clock: MockClock) -> None:

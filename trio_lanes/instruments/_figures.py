@@ -41,6 +41,7 @@ JOBS_RUNNING: Final = Figure("jobs.running", "level", "Running jobs.")
 SUBMITTED: Final = Figure("jobs.submitted", "count", "Jobs that were submitted.")
 FINISHED: Final = Figure("jobs.finished", "count", "Jobs that have settled.", by_outcome=True)
 WAIT: Final = Figure("job.wait", "seconds", "How long jobs waited for their start.")
+WAIT_BY_CAUSE: Final = Figure("job.wait.cause", "seconds", "What jobs waited for, by cause.")
 RUN: Final = Figure("job.run", "seconds", "How long jobs ran until they settled.")
 WAITING_LONG: Final = Figure("jobs.waiting_long", "count", "Jobs that waited beyond warn_after.")
 OVERDUE: Final = Figure("jobs.overdue", "count", "Bodies that outlived their cancellation.")
@@ -50,12 +51,16 @@ RATE_LIMITED: Final = Figure(
     "lanes.rate_limited", "count", "How often a rate limit held a lane back."
 )
 
+BODIES_OVERDUE: Final = Figure("bodies.overdue", "level", "Bodies that are overdue now.")
+PROBLEMS: Final = Figure("problems", "level", "What `trio_lanes.health` finds wrong now.")
+
 FIGURES: Final = (
     JOBS_WAITING,
     JOBS_RUNNING,
     SUBMITTED,
     FINISHED,
     WAIT,
+    WAIT_BY_CAUSE,
     RUN,
     WAITING_LONG,
     OVERDUE,
@@ -103,8 +108,11 @@ class RareFigures(LaneInstrument):
     """The hooks that count what few jobs meet. A subclass reports the figures by `_tell`."""
 
     @abstractmethod
-    def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
-        """Report that ``figure`` of ``lane`` changed by ``amount``, or record a duration."""
+    def _tell(self, figure: Figure, amount: float, lane: str, label: str | None = None) -> None:
+        """Report that ``figure`` of ``lane`` changed by ``amount``, or record a duration.
+
+        ``label`` is the outcome of a job, or the cause of a wait.
+        """
 
     def job_waiting_long(self, job: Job[Any], waited: float) -> None:
         self._tell(WAITING_LONG, 1, job.lane_label)
@@ -143,6 +151,8 @@ class LaneFigures(RareFigures):
         self._tell(JOBS_WAITING, -1, lane)
         self._tell(JOBS_RUNNING, 1, lane)
         self._tell(WAIT, job.started_at - job.waiting_since, lane)
+        for cause, seconds in getattr(job, "waits", {}).items():
+            self._tell(WAIT_BY_CAUSE, seconds, lane, cause)
 
     def job_finished(self, job: Job[Any]) -> None:
         lane = self._label(job)

@@ -112,7 +112,7 @@ class LoggingInstrument(LaneInstrument):
 
     def job_overdue(self, job: Job[Any], since: float) -> None:
         """A hook; see `LaneInstrument`."""
-        text = "still runs %.3f s after it was cancelled"
+        text = "still runs %.3f s after it was asked to stop"
         self._job(self._warning, "job_overdue", job, text, since, since=since)
 
     def lane_idle(self, lane: Lane | SessionLane) -> None:

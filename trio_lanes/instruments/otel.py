@@ -23,6 +23,8 @@ A span has these attributes:
 ``trio_lanes.job.id``,           the id and the priority of the job
 ``trio_lanes.job.priority``
 ``trio_lanes.job.wait``          seconds from the time when it joined its queue until its start
+``trio_lanes.job.wait.session``  and ``.slots``, ``.rate`` and the other causes of `Job.waits`, with
+                                 ``wait_accounting``: seconds
 ``trio_lanes.outcome``           ``succeeded``, ``failed``, ``timeout``, ``idle_timeout``, ``reset``
                                  or ``cancelled``
 ``trio_lanes.durable.id``,       of a run of a durable job: number of the job, and of the attempt
@@ -35,8 +37,9 @@ cancellation adds the event ``trio_lanes.overdue``.
 
 The metrics are ``trio_lanes.jobs.waiting`` and ``.running`` (up-down counters),
 ``trio_lanes.jobs.submitted``, ``.finished``, ``.waiting_long``, ``.overdue`` and ``.abandoned``,
-``trio_lanes.lanes.paused`` and ``.rate_limited`` (counters), ``trio_lanes.job.wait`` and ``.run``
-(histograms, in seconds). Their attribute is ``trio_lanes.lane``, which may also be ``session:*``.
+``trio_lanes.lanes.paused`` and ``.rate_limited`` (counters), ``trio_lanes.job.wait``,
+``.wait.cause`` and ``.run`` (histograms, in seconds; the second by ``trio_lanes.cause``, with
+``wait_accounting``). Their attribute is ``trio_lanes.lane``, which may also be ``session:*``.
 ``finished`` has ``trio_lanes.outcome`` too, which may also be ``queue_timeout``, ``cleared`` or
 ``closed``. No metric has the key of a session.
 """
@@ -52,10 +55,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from trio_lanes import Job, JobState
 from trio_lanes.durable import DurableRun
 
-from ._figures import FIGURES, Figure, LaneFigures, error_of, outcome_label
+from ._figures import FIGURES, WAIT_BY_CAUSE, Figure, LaneFigures, error_of, outcome_label
 
 _NAME: Final = "trio_lanes"
 _LANE: Final = "trio_lanes.lane"
+_CAUSE: Final = "trio_lanes.cause"
 _OUTCOME: Final = "trio_lanes.outcome"
 _W3C: Final = TraceContextTextMapPropagator()
 
@@ -87,8 +91,10 @@ class OpenTelemetryInstrument(LaneFigures):
         self._session_keys: Final = session_keys
         self._spans: Final[dict[Job[Any], trace.Span]] = {}  # of the running jobs
 
-    def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
-        attributes = {_LANE: lane} if outcome is None else {_LANE: lane, _OUTCOME: outcome}
+    def _tell(self, figure: Figure, amount: float, lane: str, label: str | None = None) -> None:
+        attributes = {_LANE: lane}
+        if label is not None:
+            attributes[_CAUSE if figure is WAIT_BY_CAUSE else _OUTCOME] = label
         self._told[figure](amount, attributes)
 
     def job_headers(self) -> Mapping[str, str]:
@@ -110,6 +116,8 @@ class OpenTelemetryInstrument(LaneFigures):
             "trio_lanes.job.priority": job.priority,
             "trio_lanes.job.wait": job.started_at - job.waiting_since,
         }
+        for cause, seconds in getattr(job, "waits", {}).items():
+            attributes[f"trio_lanes.job.wait.{cause}"] = seconds
         if self._session_keys and job.session is not None:
             attributes["trio_lanes.session"] = job.session
         # The context of the job is a copy of its submitter's.

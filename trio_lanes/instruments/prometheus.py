@@ -14,9 +14,12 @@ metric                           kind       meaning
 ``jobs_submitted_total``         counter    jobs that were submitted
 ``jobs_finished_total``          counter    jobs that have settled, by ``outcome``
 ``job_wait_seconds``             histogram  from the time when a job joined its queue to its start
+``job_wait_cause_seconds``       histogram  `Job.waits` by ``cause``, with ``wait_accounting``
 ``job_run_seconds``              histogram  from the start of a job until it settled
 ``jobs_waiting_long_total``      counter    jobs that waited for longer than their ``warn_after``
 ``jobs_overdue_total``           counter    bodies that outlived their cancellation
+``bodies_overdue``               gauge      bodies that outlive their cancellation or timeout now
+``problems``                     gauge      what `trio_lanes.health` finds wrong now, by ``kind``
 ``jobs_abandoned_total``         counter    running jobs that a reset abandoned
 ``lanes_paused_total``           counter    how often a lane was paused
 ``lanes_rate_limited_total``     counter    how often the head of a lane waited for a rate limit
@@ -28,8 +31,11 @@ of a session. ``outcome`` is ``succeeded``, ``failed``, ``timeout``, ``idle_time
 
 A job pays for one hook, when it has settled: it is counted there, with its wait and its run. The
 levels, and with them the number of submitted jobs, are read from the lanes when they are scraped,
-which may be in another thread. A job has the label of its lane at that time: the label of a
-template's lane changes if the lane gets a configuration of its own.
+which may be in another thread. Problems and overdue bodies are read in the thread of the lanes: for
+a scrape in another thread they are those of the scrape before.
+
+A job has the label of its lane at that time: the label of a template's lane changes if the lane
+gets a configuration of its own.
 """
 
 from __future__ import annotations
@@ -42,25 +48,29 @@ from typing import Any, Final, final
 from weakref import ref
 
 import attrs
+import trio
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from trio_lanes import Job, JobState, Lanes, context_free
+from trio_lanes import Job, JobState, Lanes, context_free, health
 
 from ._figures import (
     ABANDONED,
+    BODIES_OVERDUE,
     FINISHED,
     JOBS_RUNNING,
     JOBS_WAITING,
     OVERDUE,
     PAUSED,
+    PROBLEMS,
     RATE_LIMITED,
     RUN,
     SUBMITTED,
     WAIT,
+    WAIT_BY_CAUSE,
     WAITING_LONG,
     Figure,
     RareFigures,
@@ -101,7 +111,7 @@ class PrometheusInstrument(RareFigures):
         if bounds[-1] != math.inf:
             bounds.append(math.inf)
         self._by_label: Final[dict[str, _Figures]] = {}
-        self._lanes: Final[list[ref[Lanes]]] = []  # those that are open, and some that were
+        self._lanes: Final[list[_Watched]] = []  # those that are open, and some that were
         self._bounds: Final = bounds
         registry.register(_Scrape(self._of, self._by_label, self._lanes, bounds, namespace))
 
@@ -115,7 +125,8 @@ class PrometheusInstrument(RareFigures):
 
     def lanes_opened(self, lanes: Lanes) -> None:
         """A hook; see `LaneInstrument`."""
-        self._lanes[:] = [*(known for known in self._lanes if known() is not None), ref(lanes)]
+        known = [one for one in self._lanes if one.lanes() is not None]
+        self._lanes[:] = [*known, _Watched(ref(lanes), trio.lowlevel.current_trio_token())]
 
     @context_free
     def job_finished(self, job: Job[Any]) -> None:
@@ -134,6 +145,8 @@ class PrometheusInstrument(RareFigures):
             ran = job.finished_at - started  # type: ignore[operator]
             figures.waited += waited
             figures.waits[bisect_left(bounds, waited) if waited > shortest else 0] += 1
+            for cause, seconds in getattr(job, "waits", {}).items():
+                figures.add_cause(cause, seconds, bounds)
             figures.ran += ran
             figures.runs[bisect_left(bounds, ran) if ran > shortest else 0] += 1
         if job.state is _SUCCEEDED:
@@ -141,7 +154,7 @@ class PrometheusInstrument(RareFigures):
         else:
             figures.otherwise[outcome_label(job)] += 1
 
-    def _tell(self, figure: Figure, amount: float, lane: str, outcome: str | None = None) -> None:
+    def _tell(self, figure: Figure, amount: float, lane: str, label: str | None = None) -> None:
         self._of(lane).events[figure] += int(amount)
 
 
@@ -155,14 +168,57 @@ class _Figures:
     succeeded: int = 0
     otherwise: Counter[str] = attrs.field(factory=Counter)  # jobs that did not succeed, by outcome
     events: Counter[Figure] = attrs.field(factory=Counter)
+    causes: dict[str, list[int]] = attrs.field(factory=dict)  # {cause of waits: jobs, by bucket}
+    spent: dict[str, float] = attrs.field(factory=dict)  # {cause: seconds of all jobs}
     waited: float = 0.0  # seconds of all jobs
     ran: float = 0.0
     submitted: int = 0  # as it was scraped last
+
+    def add_cause(self, cause: str, seconds: float, bounds: list[float]) -> None:
+        counts = self.causes.setdefault(cause, [0] * len(bounds))
+        counts[bisect_left(bounds, seconds)] += 1
+        self.spent[cause] = self.spent.get(cause, 0.0) + seconds  # last, as a scrape reads it first
 
     @property
     def by_outcome(self) -> dict[str, int]:
         succeeded = {"succeeded": self.succeeded} if self.succeeded else {}
         return succeeded | dict(self.otherwise)
+
+
+def _summed(known: Iterable[str], amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the sums of ``amounts``, and 0 for what is ``known`` and has none."""
+    sums = dict.fromkeys(known, 0)
+    for name, amount in amounts:
+        sums[name] = sums.get(name, 0) + amount
+    return sums
+
+
+@final
+@attrs.define(eq=False)
+class _Watched:
+    """Lanes, and what only the thread of their Trio run can read of them."""
+
+    lanes: ref[Lanes]
+    token: trio.lowlevel.TrioToken
+    overdue: dict[str, int] = attrs.field(factory=dict)  # bodies, by label
+    problems: dict[str, int] = attrs.field(factory=dict)  # by kind; 0: there was one
+
+    def look(self) -> None:
+        lanes = self.lanes()
+        if lanes is not None:
+            each = [(lane.label, lane.statistics().overdue) for lane in lanes.lanes()]
+            self.overdue = _summed(self.overdue, each)
+            self.problems = _summed(self.problems, [(one.kind, 1) for one in health(lanes)])
+
+    def look_if_here(self) -> None:
+        """Look, at once in that thread, and else as soon as it can."""
+        if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self.token:
+            self.look()
+        else:
+            try:
+                self.token.run_sync_soon(self.look, idempotent=True)
+            except trio.RunFinishedError:
+                self.overdue, self.problems = _summed(self.overdue, []), _summed(self.problems, [])
 
 
 @final
@@ -173,7 +229,7 @@ class _Scrape(Collector):
         self,
         of: Callable[[str], _Figures],
         by_label: dict[str, _Figures],
-        lanes: list[ref[Lanes]],
+        lanes: list[_Watched],
         bounds: list[float],
         namespace: str,
     ) -> None:
@@ -191,7 +247,9 @@ class _Scrape(Collector):
         # in the number of submitted jobs until the next scrape, and never counted twice.
         settled = {label: sum(f.by_outcome.values()) for label, f in [*self._by_label.items()]}
         levels: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for lanes in [known() for known in [*self._lanes]]:
+        for watched in [*self._lanes]:
+            watched.look_if_here()
+            lanes = watched.lanes()
             for lane in () if lanes is None else lanes.lanes():
                 level = levels[lane.label]
                 level[0] += lane.waiting
@@ -210,6 +268,7 @@ class _Scrape(Collector):
         waiting, running = self._gauge(JOBS_WAITING), self._gauge(JOBS_RUNNING)
         submitted, finished = self._counter(SUBMITTED), self._counter(FINISHED, "outcome")
         wait, run = self._histogram(WAIT), self._histogram(RUN)
+        by_cause = self._histogram(WAIT_BY_CAUSE, "cause")
         events = {
             figure: self._counter(figure)
             for figure in (WAITING_LONG, OVERDUE, ABANDONED, PAUSED, RATE_LIMITED)
@@ -224,13 +283,38 @@ class _Scrape(Collector):
                 finished.add_metric([label, outcome], count)
             for figure, count in dict(figures.events).items():
                 events[figure].add_metric([label], count)
+            for cause, spent in [*figures.spent.items()]:
+                buckets = self._cumulated([*figures.causes[cause]])
+                by_cause.add_metric([label, cause], buckets, spent)
             for metric, counts, total in (
                 (wait, [*figures.waits], figures.waited),
                 (run, [*figures.runs], figures.ran),
             ):
                 if any(counts):
                     metric.add_metric([label], self._cumulated(counts), total)
-        return [waiting, running, submitted, finished, wait, run, *events.values()]
+        watched = [*self._lanes]
+        overdue = self._gauge(BODIES_OVERDUE)
+        for label, count in _summed(
+            {}, [x for one in watched for x in one.overdue.items()]
+        ).items():
+            overdue.add_metric([label], count)
+        name = self._named(PROBLEMS)
+        problems = GaugeMetricFamily(name, PROBLEMS.says, labels=["kind"])
+        for kind, count in _summed(
+            {}, [x for one in watched for x in one.problems.items()]
+        ).items():
+            problems.add_metric([kind], count)
+        return [
+            waiting,
+            running,
+            submitted,
+            finished,
+            wait,
+            run,
+            *events.values(),
+            overdue,
+            problems,
+        ]
 
     def _cumulated(self, counts: list[int]) -> list[tuple[str, float]]:
         below = 0
@@ -249,6 +333,6 @@ class _Scrape(Collector):
     def _counter(self, figure: Figure, *more: str) -> CounterMetricFamily:
         return CounterMetricFamily(self._named(figure), figure.says, labels=["lane", *more])
 
-    def _histogram(self, figure: Figure) -> HistogramMetricFamily:
+    def _histogram(self, figure: Figure, *more: str) -> HistogramMetricFamily:
         name = f"{self._named(figure)}_seconds"
-        return HistogramMetricFamily(name, figure.says, labels=["lane"])
+        return HistogramMetricFamily(name, figure.says, labels=["lane", *more])

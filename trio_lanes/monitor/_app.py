@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from importlib.resources import files
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import trio
 from starlette.applications import Starlette
@@ -22,7 +23,7 @@ from trio_lanes.durable import DurableLanes
 from ._actions import Actions, RefusedError
 from ._durable import Durable
 from ._ended import ended
-from ._frames import Frames
+from ._frames import Frame, Frames
 from ._guard import HEADERS, Authorize, Guard, Role, policy
 from ._history import History
 from ._notes import Notes, clipped
@@ -38,6 +39,9 @@ _MAX_TEXT: Final = 200  # characters that are looked for
 _LIMIT_DIGITS: Final = 6
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
 _BODY_SECONDS: Final = 10.0  # seconds that the body of an action may take
+
+Answer: TypeAlias = Callable[[Request, Role], object]
+"""Returns what JSON can carry, or an awaitable of it."""
 
 MEDIA_TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 """By the endings of the files that a page may load."""
@@ -114,22 +118,21 @@ class _Page:
             routes=[
                 Route("/", self._page),
                 Route("/static/{name}", self._static),
-                Route("/access", self._access),
                 Route("/frames", self._stream),
-                Route("/history", self._history),
-                Route("/job/{number:int}", self._story),
-                Route("/session/{key:path}", self._session),
-                Route("/lane/{key:path}", self._lane),
-                Route("/find", self._find),
-                Route("/ended", self._ended),
-                Route("/hour", self._hour),
-                Route("/replay", self._replay),
-                Route("/durable", self._durable),
-                Route("/durable/{number:int}", self._durable_story),
                 Route("/act", self._act, methods=["POST"]),
+                *(self._answered(path, by) for path, by in self._answers.items()),
             ],
             exception_handlers={RefusedError: _refused},
         )
+
+    def _answered(self, path: str, by: Answer) -> Route:
+        """Return the route that answers who may read with JSON."""
+
+        async def respond(request: Request) -> Response:
+            found = by(request, await self._role(request))
+            return _json(await found if inspect.isawaitable(found) else found)
+
+        return Route(path, respond)
 
     async def _role(self, request: Request, *, operates: bool = False) -> Role:
         """Return the role of ``request``.
@@ -166,11 +169,6 @@ class _Page:
         media_type = MEDIA_TYPES[name.rpartition(".")[2]]
         return Response(self._files[name], media_type=media_type, headers=HEADERS)
 
-    async def _access(self, request: Request) -> Response:
-        """What this connection may do, and the token that its actions need."""
-        role = await self._role(request)
-        return _json({"role": role, "token": self._guard.token if role == "operate" else ""})
-
     async def _stream(self, request: Request) -> Response:
         await self._role(request)
         if self._frames.viewers >= MAX_VIEWERS:
@@ -184,73 +182,77 @@ class _Page:
             headers=headers,
         )
 
-    async def _history(self, request: Request) -> Response:
+    # ---- what is answered with JSON
+
+    @property
+    def _answers(self) -> dict[str, Answer]:
+        return {
+            # what this connection may do, and the token that its actions need
+            "/access": lambda request, role: {
+                "role": role,
+                "token": self._guard.token if role == "operate" else "",
+            },
+            "/history": self._history,
+            "/job/{number:int}": self._story,
+            "/session/{key:path}": self._session,
+            "/lane/{key:path}": self._lane,
+            "/find": self._find,
+            "/ended": self._ended,
+            "/hour": lambda request, role: self._hours.hour(request.query_params.get("lane", "")),
+            "/replay": self._replay,
+            "/durable": lambda request, role: self._store and self._store.view(),
+            "/durable/{number:int}": lambda request, role: (
+                self._store
+                and self._store.story(request.path_params["number"], operates=role == "operate")
+            ),
+        }
+
+    def _history(self, request: Request, role: Role) -> Frame:
         """The last records, for a page that has just been opened, or has missed frames."""
-        await self._role(request)
         try:
             after = int(request.query_params.get("after", "0"))
         except ValueError:
             raise RefusedError(400, "after must be a number") from None
-        return _json({"ended": self._frames.history(after, _MAX_HISTORY)})
+        return {"ended": self._frames.history(after, _MAX_HISTORY)}
 
-    async def _story(self, request: Request) -> Response:
-        await self._role(request)
+    async def _story(self, request: Request, role: Role) -> Frame | None:
         job = await self._search.job(request.path_params["number"])
-        return _json(None if job is None else story(self._lanes, self._frames, job))
+        return None if job is None else story(self._lanes, self._frames, job)
 
-    async def _session(self, request: Request) -> Response:
+    def _session(self, request: Request, role: Role) -> Frame:
         """The first jobs of one session."""
-        await self._role(request)
+        key = request.path_params["key"]
         try:
-            return _json(session_story(self._lanes, self._frames, request.path_params["key"]))
+            found = session_story(self._lanes, self._frames, key)
         except ValueError:
             raise RefusedError(404, "there is no such session") from None
+        return {**found, "ended": ended(self._records, session=key)}
 
-    async def _lane(self, request: Request) -> Response:
+    def _lane(self, request: Request, role: Role) -> Frame | None:
         """The first jobs of one lane, or of the lanes of a template."""
-        await self._role(request)
         key = request.path_params["key"]
         found = lane_story(self._lanes, self._frames, key)
-        return _json(found and {**found, "ended": ended(self._records, lane=key)})
+        return found and {**found, "ended": ended(self._records, lane=key)}
 
-    async def _ended(self, request: Request) -> Response:
-        """What has ended, by error, name and lane."""
-        await self._role(request)
-        asked = request.query_params
-        found = ended(self._records, **{by: asked[by] for by in ("error", "name") if by in asked})
-        return _json({**found, "at": round(trio.current_time(), 3)})
-
-    async def _hour(self, request: Request) -> Response:
-        """The numbers of the last hour, and what was noticed."""
-        await self._role(request)
-        return _json(self._hours.hour(request.query_params.get("lane", "")))
-
-    async def _find(self, request: Request) -> Response:
-        await self._role(request)
+    async def _find(self, request: Request, role: Role) -> Frame:
         text = request.query_params.get("text", "")[:_MAX_TEXT]
         if not text.strip():
             raise RefusedError(400, "there is no text to look for")
-        return _json(await self._search.find(text))
+        return await self._search.find(text)
 
-    async def _replay(self, request: Request) -> Response:
+    def _ended(self, request: Request, role: Role) -> Frame:
+        """What has ended, by error and name."""
+        asked = request.query_params
+        return ended(self._records, **{by: asked[by] for by in ("error", "name") if by in asked})
+
+    async def _replay(self, request: Request, role: Role) -> Frame:
         """What another limit of a lane would have done in the last minutes."""
-        await self._role(request)
         limit = request.query_params.get("limit", "")
         if not (limit.isascii() and limit.isdecimal() and len(limit) <= _LIMIT_DIGITS):
             raise RefusedError(400, "limit must be a whole number")
-        lane = request.query_params.get("lane", "")
-        return _json(await self._what_if.ask(lane, int(limit)))
+        return await self._what_if.ask(request.query_params.get("lane", ""), int(limit))
 
-    async def _durable(self, request: Request) -> Response:
-        await self._role(request)
-        return _json(None if self._store is None else await self._store.view())
-
-    async def _durable_story(self, request: Request) -> Response:
-        operates = await self._role(request) == "operate"
-        number = request.path_params["number"]
-        if self._store is None:
-            return _json(None)
-        return _json(await self._store.story(number, operates=operates))
+    # ---- actions
 
     async def _act(self, request: Request) -> Response:
         await self._role(request, operates=True)

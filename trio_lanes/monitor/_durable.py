@@ -24,7 +24,7 @@ from trio_lanes.durable import (
 )
 
 from ._actions import RefusedError, whole
-from ._frames import MAX_ROWS, Frame
+from ._frames import MAX_ROWS, Frame, problems_of
 from ._notes import Notes, clipped
 from ._story import root_of
 
@@ -64,9 +64,11 @@ class Durable:
         letters = await lanes.dead(limit=_MAX_LETTERS)
         parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MAX_JOBS_OF_A_STATE)
         waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MAX_JOBS_OF_A_STATE)
+        problems = await lanes.health()
         where = {one.id: clipped(f"{one.host} {one.pid}") for one in instances}
         groups = Counter((job.name, _type(job)) for job in letters)
         return {
+            "health": problems_of(problems),
             "totals": {name: getattr(now, name) for name in JOB_COUNTS},
             "lanes": [
                 {
@@ -170,38 +172,28 @@ class Durable:
         }
 
     async def promote(self, asked: Mapping[str, Any]) -> Frame:
-        """Make a job that is delayed, or between two attempts, due now.
-
-        Raises:
-          RefusedError: if it is not parked.
-        """
-        return await self._one(asked, self._lanes.promote, "Made job {} due now", "is not parked")
+        """Make a job that is delayed, or between two attempts, due now."""
+        return await self._one(asked, self._lanes.promote, "Made job {} due now")
 
     async def retry(self, asked: Mapping[str, Any]) -> Frame:
-        """Queue one dead or failed job again.
-
-        Raises:
-          RefusedError: if it is neither.
-        """
-        text = "is neither dead nor failed"
-        return await self._one(asked, self._lanes.requeue, "Requeued job {}", text)
+        """Queue one dead or failed job again."""
+        return await self._one(asked, self._lanes.requeue, "Requeued job {}")
 
     async def _one(
-        self,
-        asked: Mapping[str, Any],
-        act: Callable[[int], Awaitable[object]],
-        done: str,
-        refused: str,
+        self, asked: Mapping[str, Any], act: Callable[[int], Awaitable[object]], done: str
     ) -> Frame:
         id = whole(asked, "job")
         try:
             if not await act(id):
-                raise RefusedError(409, f"job {id} {refused}")
+                raise RefusedError(409, f"job {id} is in another state by now; look again")
         except StoreError as trouble:
             raise RefusedError(503, clipped(trouble, 300)) from trouble
+        return self._done(done.format(id))
+
+    def _done(self, text: str) -> Frame:
         self._asked_at = -math.inf
-        self._notes.add("warning", "requeued", "", done.format(id))
-        return {"text": done.format(id)}
+        self._notes.add("warning", "requeued", "", text)
+        return {"text": text}
 
     async def requeue(self, asked: Mapping[str, Any]) -> Frame:
         """Queue the dead jobs of one handler and one error again: as many as were seen, or fewer.
@@ -220,10 +212,9 @@ class Durable:
             count = await self._lanes.requeue(handler=handler, error=error)
         except StoreError as trouble:
             raise RefusedError(503, clipped(trouble, 300)) from trouble
-        self._asked_at = -math.inf
-        text = f"Requeued {count} jobs of {clipped(handler)} that ended in {clipped(error)}"
-        self._notes.add("warning", "requeued", "", text)
-        return {"text": text}
+        return self._done(
+            f"Requeued {count} jobs of {clipped(handler)} that ended in {clipped(error)}"
+        )
 
 
 def _type(job: DurableStatus) -> str:

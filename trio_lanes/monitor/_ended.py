@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+import trio
+
 from ._frames import Frame, ended_frame, quantiles
 from ._notes import clipped
 from ._records import EndedRun, Records
@@ -20,9 +22,14 @@ _LAST_FAILURES: Final = 20
 
 
 def ended(
-    records: Records, *, error: str | None = None, name: str | None = None, lane: str | None = None
+    records: Records,
+    *,
+    error: str | None = None,
+    name: str | None = None,
+    lane: str | None = None,
+    session: str | None = None,
 ) -> Frame:
-    """Return what is known of ended jobs of that error, that name and that lane."""
+    """Return what is known of ended jobs of that error, that name, that lane and that session."""
 
     def wanted(every: Iterable[EndedRun]) -> list[EndedRun]:
         return [
@@ -30,6 +37,7 @@ def ended(
             for record in every
             if (error is None or record.error == error)
             and (name is None or record.run.name == name)
+            and (session is None or record.run.session == session)
             and (lane is None or lane in (record.run.label, record.run.lane))
         ]
 
@@ -37,11 +45,16 @@ def ended(
     groups: dict[tuple[str, str, str], list[EndedRun]] = defaultdict(list)
     for record in failures:
         groups[record.error, record.run.name, record.run.label].append(record)
+    waits: Counter[str] = Counter()
+    for record in all_ended:
+        waits.update(record.waits)
     names = Counter(record.run.name for record in all_ended)
     return {
+        "at": round(trio.current_time(), 3),
         "recorded": len(all_ended),
         "outcomes": Counter(record.run.state for record in all_ended),
         "failed": len(failures),
+        "waits": waits,
         "since": min((x.run.finished or 0 for x in all_ended), default=None),
         "failed_since": failures[-1].run.finished if failures else None,
         "groups": [

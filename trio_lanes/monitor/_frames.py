@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from trio_lanes import Job, JobState, Lanes, LaneStatistics, RateStatistics
+from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics, health
 
 from ._notes import Notes, clipped
 from ._records import EndedRun, Records
@@ -63,6 +63,8 @@ class Frames:
         self._keys: list[str] = []
         self._found: list[tuple[int, int, str]] = []  # of the sessions looked at so far
         self._sessions: list[Frame] = []
+        self._health: list[Frame] = []
+        self._health_at = -math.inf
         self._longest: Frame = {}
         self._longest_at = -math.inf
 
@@ -130,6 +132,7 @@ class Frames:
                 **_sums(each, "slots", "lent", "finished", "failed", "cancelled"),
                 "quantiles": self._quantiles.get(""),
             },
+            "health": self._problems(now),
             "lanes": rows,
             "groups": [
                 {
@@ -150,6 +153,15 @@ class Frames:
         }
 
     # ---- lanes
+
+    def _problems(self, now: float) -> list[Frame]:
+        """Return what `health` finds. It may take long if many lanes have long waits: then it is
+        asked so rarely that it takes a fiftieth of the time."""
+        if now >= self._health_at:
+            began = time.perf_counter()
+            self._health = problems_of(health(self._lanes))
+            self._health_at = now + max(1.0, 50 * (time.perf_counter() - began))
+        return self._health
 
     def _rows(
         self, lanes: Any, held: Mapping[str, float | None], now: float, jobs: list[Frame]
@@ -317,6 +329,15 @@ def _rate(rate: RateStatistics) -> Frame:
         "most": most,
         "full_at": _time(rate.full_at),
     }
+
+
+def problems_of(problems: Iterable[Problem]) -> list[Frame]:
+    """Return what every viewer is shown of what is wrong."""
+    words = ("kind", "lane", "text", "advice")
+    return [
+        {"job": one.job, **{word: clipped(getattr(one, word), 300) for word in words}}
+        for one in islice(problems, MAX_ROWS)
+    ]
 
 
 def ended_frame(record: EndedRun) -> Frame:

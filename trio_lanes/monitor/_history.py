@@ -6,6 +6,7 @@ ends with the lanes. So what an hour costs does not depend on what the jobs do.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from array import array
@@ -13,16 +14,22 @@ from typing import Final, final
 
 import trio
 
-from trio_lanes import Lanes
+from trio_lanes import Lanes, LanesClosedError
 
 from ._frames import MAX_ROWS, Frame
 from ._notes import Notes
 from ._records import Records
 
+logger: Final = logging.getLogger("trio_lanes.monitor")
+
 SAMPLE_SECONDS: Final = 5  # seconds
 SAMPLES: Final = 720  # an hour
-NUMBERS: Final = ("slots", "limit", "waiting", "oldest", "finished", "failed", "overdue")
-_OLDEST: Final = NUMBERS.index("oldest")
+NUMBERS: Final = {name: name for name in ("slots", "waiting", "finished", "failed", "overdue")} | {
+    "limit": "concurrency",
+    "oldest": "oldest_wait",
+}
+"""Of a sample; -1 is the limit of a lane without one. {name: name in `LaneStatistics`}"""
+_LIMIT, _OLDEST = (list(NUMBERS).index(name) for name in ("limit", "oldest"))
 _WIDTH: Final = len(NUMBERS)
 _ALL_LANES: Final = ""
 
@@ -41,25 +48,25 @@ class History:
         trio.lowlevel.spawn_system_task(self._keep, name="trio_lanes.monitor")
 
     async def _keep(self) -> None:
-        while not self._notes.closing or not _idle(self._lanes):
-            self.sample()
-            for _ in range(SAMPLE_SECONDS):
+        seconds = 0
+        try:
+            while not self._notes.closing or not _idle(self._lanes):
+                if seconds % SAMPLE_SECONDS == 0:
+                    self.sample()
                 self._records.next_frame()
+                seconds += 1
                 await trio.sleep(1)
+        except LanesClosedError:  # they have ended meanwhile
+            pass
+        except Exception:  # it would end the whole run
+            logger.exception("the monitor takes no more samples")
 
     def sample(self) -> None:
         """Take a sample, now."""
         sums: dict[str, list[float]] = {_ALL_LANES: [0.0] * _WIDTH}
         for name, lane in self._lanes.statistics().lanes.items():
-            values = (
-                lane.slots,
-                -1 if lane.concurrency == math.inf else lane.concurrency,
-                lane.waiting,
-                lane.oldest_wait,
-                lane.finished,
-                lane.failed,
-                lane.overdue,
-            )
+            values = [getattr(lane, field) for field in NUMBERS.values()]
+            values[_LIMIT] = -1 if lane.concurrency == math.inf else lane.concurrency
             for key in (_ALL_LANES, self._lanes.lane(name).label):
                 known = sums.setdefault(key, [0.0] * _WIDTH)
                 for i, value in enumerate(values):
@@ -80,7 +87,7 @@ class History:
         places = [number % SAMPLES for number in range(first, self._taken)]
         ring = self._rings.get(label, self._rings.get(_ALL_LANES, array("d")))
         return {
-            "columns": NUMBERS,
+            "columns": list(NUMBERS),
             "labels": [key for key in self._rings if key != _ALL_LANES],
             "label": label if label in self._rings else _ALL_LANES,
             "walls": [round(self._walls[place]) for place in places],

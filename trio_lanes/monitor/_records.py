@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, final
 
@@ -45,6 +45,8 @@ class EndedRun(NamedTuple):
     error: str
     """The name of the type of its error, or an empty string."""
     text: str
+    waits: Mapping[str, float]
+    """`Job.waits`: seconds by cause, with ``wait_accounting``."""
 
     @property
     def waited(self) -> float:
@@ -115,7 +117,8 @@ class Records:
         self.last += 1
         error = job.outcome.error if isinstance(job.outcome, outcome.Error) else None
         kind = "" if error is None else clipped(type(error).__name__)
-        record = EndedRun(self.last, run, tuple(steps), kind, "" if error is None else _said(error))
+        text = "" if error is None else _said(error)
+        record = EndedRun(self.last, run, tuple(steps), kind, text, getattr(job, "waits", {}))
         self.ring.append(record)
         if error is not None and job.state is JobState.FAILED:
             self.failures.append(record)

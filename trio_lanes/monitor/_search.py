@@ -51,9 +51,16 @@ class Search:
         wanted = text.strip().casefold()
         number = int(wanted) if wanted.isascii() and wanted.isdecimal() else -1
 
+        def has(id: int, name: str, session: str | None, *more: object) -> bool:
+            return (
+                wanted in name.casefold()
+                or (session is not None and wanted in session.casefold())
+                or id == number
+                or any(wanted in word for word in _words(more))
+            )
+
         def matches(job: Job[Any]) -> bool:
-            words = (job.name, job.session, job.owner, job.meta)
-            return job.id == number or any(wanted in word for word in _words(words))
+            return has(job.id, job.name, job.session, job.owner, job.meta)
 
         jobs, looked, there = await self._matching(matches, MAX_FOUND)
         exact = await self.job(number) if number >= 0 else None
@@ -62,11 +69,7 @@ class Search:
         ended = (
             record
             for record in reversed(self._records.ring)
-            if record.run.id == number
-            or any(
-                wanted in word
-                for word in _words((record.run.name, record.run.session, record.run.owner))
-            )
+            if has(record.run.id, record.run.name, record.run.session, record.run.owner)
         )
         sessions = (key for key in self._lanes.sessions() if wanted in key.casefold())
         labels = dict.fromkeys(lane.label for lane in self._lanes.lanes())
@@ -102,6 +105,8 @@ class Search:
 def _words(values: Iterable[Any]) -> Iterator[str]:
     """Yield what can be searched of ``values``: texts, numbers, and containers of these."""
     for value in values:
+        if value is None:
+            continue
         if isinstance(value, str | int | float):
             yield str(value).casefold()
         elif isinstance(value, Mapping):

@@ -5,12 +5,13 @@ And the jobs of a session or a lane, in a list.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
 import trio
 
-from trio_lanes import Cause, Job, JobState, Lanes
+from trio_lanes import Cause, Job, JobState, Lane, Lanes, SessionLane
 
 from ._frames import Frame, Frames
 from ._notes import clipped
@@ -37,6 +38,7 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
             head = lane.head(_MAX_PLACES)
             found["place"] = head.index(job) + 1 if job in head else None
             found["line"] = lane.statistics().waiting_in_lane
+    found["waits"] = dict(getattr(job, "waits", {}))
     found["roots"] = [root_of(cause) for cause in ([] if job.done else job.root_causes())]
     return found
 
@@ -50,14 +52,7 @@ def session_story(lanes: Lanes, frames: Frames, key: str) -> Frame:
     session = lanes.session(key)
     few = session.waiting <= _FEW_TO_LIST
     jobs = session.jobs()[:_MAX_FIRST] if few else session.waiters(_MAX_FIRST)
-    return {
-        "key": clipped(key),
-        "waiting": session.waiting,
-        "active": session.active,
-        "paused": session.paused,
-        "at": round(trio.current_time(), 3),
-        "jobs": [frames.line(job) for job in jobs],
-    }
+    return _listed(frames, key, [session], jobs)
 
 
 def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
@@ -74,13 +69,19 @@ def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
     running = list(dict.fromkeys((*overdue, *runs)))
     waiting = list(chain.from_iterable(lane.waiters(_MAX_FIRST) for lane in some))
     waiting.sort(key=lambda job: (job.waiting_since is None, job.waiting_since or 0, job.id))
+    return _listed(frames, label, members, [*running[:_MAX_FIRST], *waiting[:_MAX_FIRST]])
+
+
+def _listed(
+    frames: Frames, key: str, lanes: Sequence[Lane | SessionLane], jobs: Iterable[Job[Any]]
+) -> Frame:
     return {
-        "key": clipped(label),
-        "waiting": sum(lane.waiting for lane in members),
-        "active": sum(lane.active for lane in members),
-        "paused": all(lane.paused for lane in members),
+        "key": clipped(key),
+        "waiting": sum(lane.waiting for lane in lanes),
+        "active": sum(lane.active for lane in lanes),
+        "paused": all(lane.paused for lane in lanes),
         "at": round(trio.current_time(), 3),
-        "jobs": [frames.line(job) for job in (*running[:_MAX_FIRST], *waiting[:_MAX_FIRST])],
+        "jobs": [frames.line(job) for job in jobs],
     }
 
 

@@ -185,7 +185,7 @@ async def test_an_event_that_needs_attention_is_a_warning(
         "lane_reset",
         "job_overdue",
     ]
-    assert warnings[2].getMessage().endswith("still runs 12.000 s after it was cancelled")
+    assert warnings[2].getMessage().endswith("still runs 12.000 s after it was asked to stop")
     assert {record.levelno for record in kept.records} == {logging.DEBUG, logging.WARNING}
 
 

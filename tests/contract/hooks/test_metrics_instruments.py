@@ -548,6 +548,52 @@ async def test_lanes_are_listed_with_those_of_templates(autojump_clock: MockCloc
         assert job.delay == 4
 
 
+def gauges(registry: CollectorRegistry) -> tuple[float | None, float | None]:
+    """The overdue bodies of main, and the problems that they are, as a scrape finds them."""
+    text = generate_latest(registry).decode()  # one scrape
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    names = ('trio_lanes_bodies_overdue{lane="main"}', 'trio_lanes_problems{kind="overdue"}')
+    found = [lines.get(name) for name in names]
+    overdue, problems = (None if value is None else float(value) for value in found)
+    return overdue, problems
+
+
+async def test_overdue_bodies_and_what_is_wrong_are_gauges(autojump_clock: MockClock) -> None:
+    registry = CollectorRegistry()
+    main = LaneConfig(concurrency=1, overdue_after=1)
+    async with open_lanes({"main": main}, instruments=[PrometheusInstrument(registry)]) as lanes:
+        assert gauges(registry) == (0, None)
+        job = lanes.submit_nowait(stubborn)
+        await trio.sleep(1)
+        job.cancel()
+        await trio.sleep(2)
+        # Another thread cannot read them, and gets those of the scrape before.
+        assert await trio.to_thread.run_sync(gauges, registry) == (0, None)
+        assert await trio.to_thread.run_sync(gauges, registry) == (1, 1)
+        assert gauges(registry) == (1, 1)
+        await job.wait_done()
+        assert gauges(registry) == (0, 0)
+
+
+def test_when_their_trio_run_has_ended_nothing_is_wrong_with_lanes() -> None:
+    registry = CollectorRegistry()
+    kept: list[Lanes] = []
+
+    async def main() -> None:
+        config = {"main": LaneConfig(concurrency=0)}
+        instruments = [PrometheusInstrument(registry)]
+        async with open_lanes(config, instruments=instruments) as lanes:
+            lanes.submit_nowait(stubborn)
+            await trio.sleep(20)
+            assert "trio_lanes_problems{" in generate_latest(registry).decode()
+            kept.append(lanes)
+            lanes.clear()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert gauges(registry) == (0, None)
+    assert 'trio_lanes_problems{kind="concurrency"} 0' in generate_latest(registry).decode()
+
+
 @pytest.mark.parametrize("buckets", [[], [2, 1], [1, 1]])
 def test_buckets_that_do_not_ascend_are_refused(buckets: list[float]) -> None:
     with pytest.raises(ValueError, match="buckets must ascend"):

@@ -1,4 +1,5 @@
 // The store of durable lanes: instances, waiting jobs and why they wait, dead letters by error.
+import { verdict } from "./elements.js";
 import { focusIn, h, limit, seconds, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").View} View */
@@ -16,7 +17,7 @@ class Durable extends HTMLElement {
     const card = h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"));
     this.replaceChildren(card);
     if (view.error !== undefined) { card.append(h("p", { class: "error" }, view.error)); return; }
-    card.append(this.#table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], view.lanes.map((lane) =>
+    card.append(verdict(view.health, "stored"), this.#table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], view.lanes.map((lane) =>
       [lane.name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
         `${lane.running} of ${limit(lane.limit)}`, String(lane.waiting), String(lane.parked), String(lane.dead)])));
     const lanes = [...new Set(view.instances.flatMap((one) => Object.keys(one.lanes)))].sort();

@@ -1,5 +1,5 @@
 // The custom elements of numbers: totals, lanes, what is noticed, sessions. Each takes `frame`.
-import { choice, clock, h, limit, say, seconds, svg, tell, to } from "./tools.js";
+import { choice, clock, focusIn, h, limit, say, seconds, svg, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 /** @typedef {import("./types").Row} Row */
@@ -178,6 +178,28 @@ export function noted(note) {
   return note.lane.startsWith("session:") ? to("session", note.lane.slice(8), note.text) : to("lane", note.lane, note.text);
 }
 
+/** What is wrong, each with what to do; or that nothing is. @param {import("./types").Problem[]} problems @param {string} kind of the jobs */
+export function verdict(problems, kind = "job") {
+  const where = (/** @type {import("./types").Problem} */ one) => one.job !== null ? to(kind, one.job, one.text) : kind === "job" && one.lane ? to("lane", one.lane, one.text) : one.text;
+  if (!problems.length) return h("p", { class: "good" }, "Healthy: nothing that was looked at is wrong.");
+  const some = problems.slice(0, 5).map((one) => h("li", { class: "error" }, where(one), h("small", {}, `What to do: ${one.advice}`)));
+  return h("ul", { class: "jobs" }, ...some, ...(problems.length > 5 ? [h("li", {}, `and ${problems.length - 5} more`)] : []));
+}
+
+class Health extends HTMLElement {
+  last = "";
+
+  /** @param {Frame} frame */
+  set frame(frame) {
+    const now = JSON.stringify(frame.health.map(({ kind, lane, job }) => [kind, lane, job])) + Math.round(frame.at / 5);
+    if (now === this.last) return;
+    this.last = now;
+    const refocus = focusIn(this);
+    this.replaceChildren(h("section", { class: frame.health.length ? "card bad" : "card", "aria-label": "Health" }, verdict(frame.health)));
+    refocus();
+  }
+}
+
 class Noticed extends HTMLElement {
   last = "";
 
@@ -238,6 +260,7 @@ class Sessions extends HTMLElement {
 
 customElements.define("lanes-totals", Totals);
 customElements.define("lanes-table", Table);
+customElements.define("lanes-health", Health);
 customElements.define("lanes-noticed", Noticed);
 customElements.define("lanes-sessions", Sessions);
-export { Noticed, Sessions, Table, Totals };
+export { Health, Noticed, Sessions, Table, Totals };

@@ -5,7 +5,7 @@ import { Timeline } from "./timeline.js";
 import { detail, h, say, served, tell } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
-const PARTS = "lanes-totals, lanes-table, lanes-timeline, lanes-noticed, lanes-sessions, lanes-replay, lanes-story, lanes-hour, lanes-durable";
+const PARTS = "lanes-health, lanes-totals, lanes-table, lanes-timeline, lanes-noticed, lanes-sessions, lanes-replay, lanes-story, lanes-hour, lanes-durable";
 
 /** @typedef {Element & {frame?: Frame, operates?: boolean}} Part */
 

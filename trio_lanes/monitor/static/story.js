@@ -29,6 +29,7 @@ class Story extends HTMLElement {
       /** @type {Element[]} */
       const parts = [facts];
       if (told.roots.length) parts.push(h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"), ...told.roots.map((root) => way(root)));
+      parts.push(...spent(told.waits));
       if (this.operates && (told.state === "waiting" || told.state === "running")) parts.push(this.#buttons(told));
       return parts;
     });
@@ -56,7 +57,7 @@ class Story extends HTMLElement {
     const { key, waiting, active, paused, at } = found;
     this.#fill(`${kind === "session" ? "Session" : "Lane"} ${key}`, { ...found, at: Math.round(at) }, () => [
       h("p", {}, `${waiting} waiting · ${active} running${paused ? " · paused" : ""}`), ...listed(found.jobs, at),
-      ...(found.ended ? failures(found.ended, at) : []),
+      ...(found.ended ? [...spent(found.ended.waits, found.ended.recorded), ...failures(found.ended, at)] : []),
       ...(waiting + active > found.jobs.length ? [h("p", { class: "soft" }, `The first ${found.jobs.length} are listed.`)] : [])]);
   }
 
@@ -77,7 +78,7 @@ class Story extends HTMLElement {
     const counts = Object.entries(outcomes).map(([state, count]) => `${count} ${state}`).join(" · ");
     this.#fill(title, { ...found, at: Math.round(at / 5) }, () => [
       h("p", {}, found.since === null ? "No job has ended that the monitor has seen." : `The last ${found.recorded} that were seen, since ${seconds(at - found.since)} ago: ${counts}.`),
-      ...failures(found, at), ...(names.length ? [h("h3", {}, "By name"), h("table", {}, h("caption", { class: "hidden" }, "Ended jobs by name"),
+      ...spent(found.waits, found.recorded), ...failures(found, at), ...(names.length ? [h("h3", {}, "By name"), h("table", {}, h("caption", { class: "hidden" }, "Ended jobs by name"),
         h("thead", {}, h("tr", {}, ...["name", "jobs", "wait p50 · p95", "run p50 · p95"].map((text) => h("th", { scope: "col" }, text)))),
         h("tbody", {}, ...names.map(({ name, count, quantiles: q }) => h("tr", {}, h("th", { scope: "row" }, to("name", name, name)), h("td", {}, String(count)),
           h("td", {}, q ? `${seconds(q[0])} · ${seconds(q[1])}` : "–"), h("td", {}, q ? `${seconds(q[2])} · ${seconds(q[3])}` : "–")))))] : []),
@@ -140,12 +141,12 @@ function failures(found, now) {
     ...(group.trace ? [h("details", { class: "plain", "data-key": `trace ${group.error} ${group.name}` }, h("summary", {}, "last traceback"), h("pre", { tabindex: "0" }, group.trace))] : []))))];
 }
 
-/** Where waits went, by cause: a bar and its words. @param {Record<string, number> | undefined} waits @returns {Element[]} */
-function spent(waits) {
+/** Where waits went, by cause: a bar and its words. @param {Record<string, number> | undefined} waits @param {number} [jobs] that have ended @returns {Element[]} */
+function spent(waits, jobs) {
   const parts = Object.entries(waits ?? {}).filter(([, value]) => value > 0).sort((a, b) => b[1] - a[1]), sum = parts.reduce((all, [, value]) => all + value, 0);
   if (!sum) return [];
   const pieces = parts.map(([cause, value]) => { const piece = h("i", { class: `by-${cause}` }); piece.style.width = `${100 * value / sum}%`; return piece; });
-  return [h("h3", {}, "Where the wait went"), h("span", { class: "bar", "aria-hidden": "true" }, ...pieces),
+  return [h("h3", {}, jobs === undefined ? "Where its wait went" : `Where the waits of ${jobs} ended jobs went`), h("span", { class: "bar", "aria-hidden": "true" }, ...pieces),
     h("ul", { class: "causes" }, ...parts.map(([cause, value]) => h("li", {}, h("i", { class: `state by-${cause}` }), `${cause} ${seconds(value)}`)))];
 }
 

@@ -17,7 +17,7 @@ export type Note = {seq: number, at: number, wall: number, level: string, kind: 
 export type Numbers = {key: string, waiting: number, active: number, paused: boolean, oldest: number | null};
 export type Session = Numbers & {next: Job[]};
 export type Line = Job & {reason?: string};
-export type Ended = {at: number, recorded: number, outcomes: Record<string, number>, failed: number, since: number | null, failed_since: number | null,
+export type Ended = {at: number, recorded: number, outcomes: Record<string, number>, waits: Record<string, number>, failed: number, since: number | null, failed_since: number | null,
   groups: {error: string, name: string, label: string, count: number, last: Line, trace: string}[],
   names: {name: string, count: number, quantiles: number[] | null}[], jobs: Line[]};
 export type Listed = Numbers & {at: number, jobs: Line[], ended?: Ended};
@@ -25,14 +25,15 @@ export type Found = {sessions: string[], lanes: string[], jobs: Line[], ended: L
 export type Totals = {active: number, waiting: number, sessions: number, abandoned: number,
   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
   finished: number, failed: number, cancelled: number, quantiles: number[] | null};
-export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, lanes: Row[],
+export type Problem = {kind: string, lane: string, text: string, advice: string, job: number | null};
+export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], lanes: Row[],
   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
   longest: {sessions: Numbers[], whole: boolean}, notes: Note[]};
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
   why_parked: string | null, left: number | null, attempt: number, crashes: number,
   error: string | null, age: number};
 export type Asked = {job: number | null, where: string, age: number};
-export type View = {error?: string, totals: Record<string, number>, more_dead: number, jobs: Stored[],
+export type View = {error?: string, health: Problem[], totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
   unhandled: number, limit: number | null, paused: boolean}[],
   instances: {host: string, pid: number, age: number, running: number, handlers: string, lanes: Record<string, number>}[],
@@ -45,4 +46,4 @@ export type Root = {job: number, chain: [number, string][], text: string, jobs: 
 export type ToldOfStore = Stored & {roots: Root[], waits: Record<string, number>, payload?: string, outcome?: string,
   attempts: {number: number, how: string | null, where: string, error: string | null, took: number, age: number}[]};
 export type Told = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
-  line?: number, roots: Root[]};
+  line?: number, waits?: Record<string, number>, roots: Root[]};
