@@ -23,7 +23,7 @@ async def reply(user: str, seconds: float) -> str:
 async def look_up(user: str) -> str:
     """Of a library on anyio, which runs on Trio as it is."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(anyio.sleep, 1)
+        tasks.start_soon(anyio.sleep, 0.1)
     return f"{user} is known"
 
 
@@ -31,9 +31,9 @@ async def main() -> None:
     async with trio_asyncio.open_loop(), open_lanes({"main": 2}) as lanes:
         body = trio_asyncio.aio_as_trio(reply)
         print(await lanes.run(look_up, "alice", session="alice"))
-        print(await lanes.run(body, "alice", 1, session="alice"))
+        print(await lanes.run(body, "alice", 0.1, session="alice"))
         try:
-            await lanes.run(body, "bob", 100, session="bob", timeout=10)
+            await lanes.run(body, "bob", 30, session="bob", timeout=0.5)
         except JobTimeoutError as error:
             print(error)
 

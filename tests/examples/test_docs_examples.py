@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from examples.howto.test_gateway import test_a_user_is_answered_in_order as test
 from examples.howto.test_gateway import (
     test_stop_forgets_what_waits_and_not_what_runs as test_shown_stop,
 )
+from tests.support.programs import PATIENCE
 
 __all__ = ["test_shown_in_order", "test_shown_stop"]
 
@@ -28,6 +31,8 @@ EXAMPLES = [
 WITH_OUTPUT = [path for path in EXAMPLES if path.with_suffix(".txt").exists()]
 # What they are about is outside of Trio's clock.
 IN_REAL_TIME = {"threads.py", "portal.py", "database.py", "durable.py"}
+# It imports `trio_asyncio`, which changes the loops of asyncio for all of its process.
+ALONE = ROOT / "examples" / "howto" / "asyncio_bodies.py"
 NOT_PROGRAMS = {"gateway.py", "test_gateway.py"}
 # Real processes of test_shutdown_..., and an application of tests/monitor
 SERVICES = {"web_server.py", "service.py", "monitor.py"}
@@ -38,7 +43,7 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.many_seeds(5)
-@pytest.mark.parametrize("path", WITH_OUTPUT, ids=name)
+@pytest.mark.parametrize("path", [path for path in WITH_OUTPUT if path != ALONE], ids=name)
 def test_an_example_prints_what_its_page_shows(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,6 +52,12 @@ def test_an_example_prints_what_its_page_shows(
         clock = trio.testing.MockClock(autojump_threshold=0)
     trio.run(runpy.run_path(str(path))["main"], clock=clock)
     assert capsys.readouterr().out == path.with_suffix(".txt").read_text("utf-8")
+
+
+@pytest.mark.real_processes
+def test_the_example_with_trio_asyncio_prints_what_its_page_shows() -> None:
+    done = subprocess.run([sys.executable, ALONE], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == ALONE.with_suffix(".txt").read_text("utf-8"), done.stderr
 
 
 def test_every_program_among_the_examples_has_its_output_checked() -> None:
