@@ -147,7 +147,7 @@ def test_a_comparison_says_where_two_stores_differ() -> None:
             return [] if isinstance(question, JobsOf) else await super().look(question)
 
     different, *_ = compare_stores(memory(), lambda folder: Empty(), seed=0)
-    assert different.startswith("after 3 acts, jobs: ")
+    assert different.startswith("after 2 acts, jobs: ")
 
 
 def test_a_comparison_names_what_a_check_finds_in_both_stores(

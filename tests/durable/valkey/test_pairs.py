@@ -43,6 +43,7 @@ WITHOUT_TWIN = {
 """The files that no module of Python has the name of, and what they are there."""
 
 LUA_ONLY = {
+    "affinity": "Homes.room",
     "blockers": "a_blocker blockers_of live_with some_runs_few",
     "budget": "Budget.label",
     "claims": """
@@ -50,7 +51,7 @@ LUA_ONLY = {
         Fronts.drop Fronts.front Fronts.first Fronts.pop
     """,
     "engine": """
-        runs_of last_step put_last_step compare_runs leave declare_dead forget_done
+        runs_of compare_runs leave declare_dead forget_done
         read_item refusal read_finish
     """,
     "inspection": """
@@ -71,6 +72,7 @@ LUA_ONLY = {
 """What Python leaves to its tables, to a property, or to a store that calls the rules."""
 
 PYTHON_ONLY = {
+    "affinity": "ticket_of",
     "blockers": "blockers known",
     "budget": "Budget._limit Budget.meters Budget.may_return",
     "claims": """

@@ -117,6 +117,8 @@ class Opening:
     lease_ttl: float
     worker: bool
     """Whether this instance claims jobs; else it only submits and inspects."""
+    affinity: float = 0.0
+    """Seconds for which it leaves the next job of a session to the instance that ran the last."""
     host: str = attrs.field(factory=socket.gethostname)
     pid: int = attrs.field(factory=os.getpid)
     """The process of this instance; the store may be in another."""

@@ -56,6 +56,7 @@ def open_durable_lanes(
     lease_ttl: float = 30.0,
     grace: float = 30.0,
     worker: bool = True,
+    affinity: float = 0.0,
     quotas: Mapping[str, RateLimit | Sequence[RateLimit]] = NO_QUOTAS,
     instruments: Iterable[LaneInstrument] = (),
 ) -> AbstractAsyncContextManager[DurableLanes]:
@@ -97,6 +98,9 @@ def open_durable_lanes(
       lease_ttl: seconds without a heartbeat after which an instance has lost its runs; not used
         by a store that takes only one worker.
       worker: whether this instance runs jobs; else it only submits and inspects.
+      affinity: seconds for which this instance leaves the next job of a session to the instance
+        that ran the one before, if that is alive, has room and has the handler. Give all
+        instances the same.
       quotas: by name, the limits of what all instances together may spend: see
         `DurableLanes.quota`. ``{"openai": [RateLimit(500), RateLimit(200_000, unit="tokens")]}``.
         Each instance applies its limits to the common past, so give all instances the same.
@@ -132,6 +136,7 @@ def open_durable_lanes(
         result_ttl=_check.finite_seconds("result_ttl", result_ttl),
         lease_ttl=lease_ttl,
         worker=worker,
+        affinity=_check.finite_seconds("affinity", affinity),
     )
     _check.seconds("grace", grace)
     limits = {

@@ -11,10 +11,11 @@ written. So this only saves trips: without it every answer would be the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, final
 
 from .._contract.protocol import STEP_BYTES
+from .._rules.affinity import ticket_of
 from .._rules.claims import PRIORITIES, bytes_of
 from .._rules.engine_store import Lookups
 from .._rules.job_record import JobRecord
@@ -33,6 +34,7 @@ LIST_FRONT: Final = 128
 IMAGE: Final = 2_000
 """How many jobs of all ready lists are read at once, besides the first of each."""
 
+ANSWERED: Final = "SELECT ticket, until, data FROM main.answers WHERE ticket = ANY(%s)"
 _JOINED_COLUMNS: Final = ", ".join(f"j.{column}" for column in COLUMNS)
 _HEADS: Final = (
     f"SELECT {_JOINED_COLUMNS} FROM ({{}}) s CROSS JOIN LATERAL"
@@ -86,6 +88,7 @@ class ReadAhead(SqlTables):
     def __init__(self, rows: Rows, names: Collection[str]) -> None:
         super().__init__(rows)
         self._names: Final = sorted(names)
+        self.reads_homes = False  # whether claims ask for the homes of the jobs on ready lists
         self._asked = _Asked(())
         self._answers: Final[dict[str, tuple[float, str]]] = {}  # {ticket: (until, JSON)}
 
@@ -116,8 +119,7 @@ class ReadAhead(SqlTables):
                     asked.sessions.add(run.session)
         asked.ids.update(unknown)
         if asked.tickets:
-            statement = "SELECT ticket, until, data FROM main.answers WHERE ticket = ANY(%s)"
-            asked.answers = execute(statement, (asked.tickets,))
+            asked.answers = execute(ANSWERED, (asked.tickets,))
         if unknown:
             asked.jobs.append(execute(f"{SELECT}id = ANY(%s)", (unknown,)))
             asked.heads.append(execute(_HEADS_BEHIND, (unknown,)))
@@ -130,9 +132,7 @@ class ReadAhead(SqlTables):
     def _read(self, asked: _Asked) -> None:
         """Read the answers to `_ask` into the cache."""
         self._answers.clear()
-        self._answers.update(dict.fromkeys(asked.tickets, (-math.inf, "null")))
-        if asked.answers is not None:
-            self._answers.update((ticket, (until, data)) for ticket, until, data in asked.answers)
+        self._read_answers(asked.tickets, asked.answers or ())
         self._asked = asked
         for cursor in asked.jobs:
             asked.records += self._rows.records(cursor)
@@ -190,6 +190,10 @@ class ReadAhead(SqlTables):
             front = cache.lists[key] = ListFront(ready_of, LIST_FRONT)
             front.extend(jobs, complete=_is_all(jobs, limit))
 
+    def _read_answers(self, tickets: Iterable[str], rows: Iterable[Any]) -> None:
+        self._answers.update(dict.fromkeys(tickets, (-math.inf, "null")))
+        self._answers.update((ticket, (until, data)) for ticket, until, data in rows)
+
     # ---- jobs
 
     def keyed(self, key: str) -> JobRecord | None:
@@ -204,6 +208,16 @@ class ReadAhead(SqlTables):
         return None
 
     # ---- ready lists
+
+    def ready(
+        self, lane: str, priority: int, name: str, after: int | None, limit: int
+    ) -> list[JobRecord]:
+        jobs = super().ready(lane, priority, name, after, limit)
+        if self.reads_homes:
+            tickets = [ticket_of(job.session) for job in jobs if job.session is not None]
+            if tickets:
+                self._read_answers(tickets, self._execute(ANSWERED, (tickets,)))
+        return jobs
 
     def _first(self, known: ListFront, after: int | None, limit: int) -> list[JobRecord] | None:
         # fewer than are asked for will do: the caller asks again

@@ -159,6 +159,7 @@ class PostgresStore(EngineStore):
             )
             tables = self._tables(connection, opening.names)
             tables.begin(write=True, me=me)
+            tables.reads_homes = opening.affinity > 0
             engine = Engine(tables, opening)
             tables.commit(self._channel, me, False, ())
             return engine, tables

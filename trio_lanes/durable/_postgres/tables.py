@@ -36,7 +36,7 @@ from .._rules.tables import LastStep
 from .._sql.rows import Cursor, Row, Values
 from .._sql.statements import Many
 from .._sql.tables import number_at
-from .read_ahead import ReadAhead
+from .read_ahead import ANSWERED, ReadAhead
 from .rows import PostgresRows, by_column
 
 MAX_TAKEN_IN: Final = 500
@@ -284,13 +284,10 @@ class PostgresTables(ReadAhead):
         fresh = self._new_answers.get(ticket)
         if fresh is not None:
             return (fresh[1],)
-        known = self._answers.get(ticket)
-        if known is None:
-            statement = "SELECT until, data FROM main.answers WHERE ticket = :ticket"
-            known = self._execute(statement, {"ticket": ticket}).fetchone()
-        if known is None or known[0] <= now:
-            return None
-        return (json.loads(known[1]),)
+        if ticket not in self._answers:
+            self._read_answers([ticket], self._execute(ANSWERED, ([ticket],)))
+        until, data = self._answers[ticket]
+        return None if until <= now else (json.loads(data),)
 
     def put_answer(self, ticket: str, answer: Any, now: float) -> None:
         self._new_answers[ticket] = now + REMEMBERED_FOR, answer

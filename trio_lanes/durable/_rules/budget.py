@@ -132,6 +132,10 @@ class Budget:
         if meters:
             rates.charge(self._tables, meters, rates.costs_of(job), self._now)
 
+    def is_rated(self, lane: str) -> bool:
+        """Whether a rate of a lane or its group counts its starts."""
+        return bool(self._meters(lane))
+
     def check_units(self, lane: str, costs: rates.Costs) -> None:
         """Refuse costs in a unit that no rate of a lane and of its group counts.
 

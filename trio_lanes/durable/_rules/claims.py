@@ -9,6 +9,7 @@ Theory of operation:
   an instance merges the fronts of the lists whose handlers it has. So it never reads a job whose
   handler it lacks.
 * Whose turn it is among lanes and priorities is kept in the tables: it holds over all instances.
+* A job whose session has its home elsewhere may be left to that for a while (`affinity`).
 * A suspect is a job that a further crash could make dead (`Queues.max_runs_with`). Suspects are
   claimed before all other jobs. An instance that runs a suspect runs at most half as many jobs as
   ran in the suspect's last crash, and at last the suspect alone. So a job that kills its process is
@@ -27,6 +28,7 @@ from typing import Final, final
 from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
+from .affinity import Homes
 from .budget import Budget
 from .history import begun, process_key
 from .job_record import HOLDS_SLOT, JobRecord
@@ -132,7 +134,7 @@ class Claims:
         self._isolation: Final = _Isolation(queues)
         self._here: Final = process_key(queues.opening.host, queues.opening.pid)
         self.due: float | None = None
-        """When a job may start that a rate or a suspect kept out of the last `take`; or None."""
+        """When a job may start that a rate, a suspect or its home kept out of the last `take`."""
         self.unfinished: bool = False
         """Whether the last `take` stopped early, since its claims had `STEP_BYTES`."""
 
@@ -150,6 +152,7 @@ class Claims:
             return []
         budget = Budget(queues.tables, queues.now)
         turns = FairTurns(queues.tables)
+        homes = Homes(queues, instance) if queues.opening.affinity else None
         after = bisect_right(lanes, turns.served)  # lanes come and go, also the one served last
         waiting = []
         for lane in lanes[after:] + lanes[:after]:
@@ -158,7 +161,7 @@ class Claims:
                 continue
             free = int(min(room, budget.free(lane)))
             if free:
-                waiting.append(LaneTurn(queues, lane, names, turns, budget, free))
+                waiting.append(LaneTurn(queues, lane, names, turns, budget, free, homes))
         if len(waiting) > 1:
             waiting.sort(key=lambda turn: turn.suspect is None)
         in_turn = deque(waiting)
@@ -174,12 +177,13 @@ class Claims:
                 left = min(left, STEP_BYTES) - bytes_of(job)
             elif turn.needs_isolation:
                 break  # no lane gets more until enough runs have ended for the suspect
+            elif turn.passes_over:
+                in_turn.append(turn)
             self.unfinished = turn.needs_bytes
         if claims:
             turns.put_served(claims[-1].lane)
-        self.due = min(
-            (due for due in (budget.due, isolation.due) if due is not None), default=None
-        )
+        dues = budget.due, isolation.due, homes and homes.due
+        self.due = min((due for due in dues if due is not None), default=None)
         turns.write()
         return claims
 
@@ -305,6 +309,7 @@ class LaneTurn:
     Args:
       names: the names of the handlers of the instance that claims.
       limit: how many jobs of a list are read at once.
+      homes: to which jobs may be left.
     """
 
     def __init__(
@@ -315,9 +320,11 @@ class LaneTurn:
         turns: FairTurns,
         budget: Budget,
         limit: int,
+        homes: Homes | None = None,
     ) -> None:
         self._queues = queues
         self.lane = lane
+        self._homes = homes
         self._limit = limit
         self._budget = budget
         self._turns = turns
@@ -325,6 +332,8 @@ class LaneTurn:
         """Whether the next job is a suspect that could start if this instance ran fewer jobs."""
         self.needs_bytes = False
         """Whether the next job is too large for this step."""
+        self.passes_over = False
+        """Whether the next job was left to its home, and the one behind it is the next now."""
         waiting = [name for name in names if queues.tables.has_waiting(lane, name)]
         self._fronts: dict[int, _Front] = {}  # of the priorities that have jobs
         for priority in PRIORITIES if waiting else ():
@@ -363,7 +372,8 @@ class LaneTurn:
         return heads[0]
 
     def next(self, isolation: _Isolation, most_bytes: float) -> JobRecord | None:
-        """Return the next job of this lane; None: there is none, or a limit refuses it."""
+        """Return the next job of this lane; None: there is none, or it may not start here now."""
+        self.passes_over = False
         heads = self._heads()
         if not heads or not self._budget.free(self.lane):
             return None
@@ -381,17 +391,22 @@ class LaneTurn:
         if most_bytes < math.inf and bytes_of(job) > most_bytes:
             self.needs_bytes = True
             return None
-        for head in heads:
-            if head.priority < chosen:
-                self._put_passed(head.priority, self._passed[head.priority] + 1)
-        self._put_passed(chosen, 0)
+        if self._homes is not None and self._homes.keep(job):
+            if self._budget.is_rated(self.lane):
+                return None
+            self.passes_over = True
+        else:
+            for head in heads:
+                if head.priority < chosen:
+                    self._put_passed(head.priority, self._passed[head.priority] + 1)
+            self._put_passed(chosen, 0)
         self._budget.take(job)
         if self._fronts[chosen].pop():
             if not self._budget.free(self.lane):
                 self._fronts.clear()
             elif not self._fronts[chosen].read(self._limit):
                 del self._fronts[chosen]
-        return job
+        return None if self.passes_over else job
 
     def _put_passed(self, priority: int, times: int) -> None:
         if times != self._passed[priority]:

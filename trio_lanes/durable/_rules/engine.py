@@ -70,6 +70,7 @@ from .._contract.records import (
 )
 from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, SUCCEEDED, WAITING
 from . import lines
+from .affinity import note_home
 from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
 from .history import forgiven
@@ -331,9 +332,9 @@ class Engine(Queues):
         self.promote()
         self.tables.forget_due(self.now, MAX_FORGOTTEN)
         self._forget_lanes()
-        fences_after = self.tables.last_number()
+        after = self.tables.last_number()
         claims = self._claims.take(instance, room)
-        self.tables.put_last_step(instance, LastStep(number, fences_after, stale))
+        self.tables.put_last_step(instance, LastStep(number, after, stale, room - len(claims)))
         # this instance has seen what the transaction has changed, but another may use it
         self.look_elsewhere: bool = self.look_elsewhere or self.look or bool(finished)
         self.look: bool = self._claims.unfinished
@@ -385,6 +386,8 @@ class Engine(Queues):
         else:
             assert isinstance(outcome, Cancelled)
             self.end(job, CANCELLED, job.cancel or "{}")
+        if self.opening.affinity and not isinstance(outcome, Released):
+            note_home(self, job)
         return True
 
 

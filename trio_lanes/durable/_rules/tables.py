@@ -41,6 +41,8 @@ class LastStep:
     """The fences of the step's claims are above this number."""
     stale: tuple[int, ...]
     """The fences of the finishes that came too late."""
+    room: int = 0
+    """How many more jobs it could have claimed."""
 
 
 class Tables(Protocol):

@@ -491,6 +491,7 @@ class Worker:
         """Claim no more jobs, also after the lease is renewed."""
         self.closed = True
         self.claiming = False
+        self.look()  # a step without room says that this instance takes no more
 
     @property
     def available(self) -> bool:

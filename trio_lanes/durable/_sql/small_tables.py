@@ -253,8 +253,8 @@ def _instance(id: str, data: str) -> InstanceInfo:
 
 
 def _step(instance: str, data: str) -> LastStep:
-    number, fences_after, stale = json.loads(data)
-    return LastStep(number, fences_after, tuple(stale))
+    number, fences_after, stale, *room = json.loads(data)
+    return LastStep(number, fences_after, tuple(stale), *room)
 
 
 def _fields_to_json(record: Any) -> str:

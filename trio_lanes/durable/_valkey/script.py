@@ -25,6 +25,7 @@ ORDER: Final = (
     "budget",  # slots and rates while jobs are claimed
     "tell",  # what other processes hear
     "queues",  # the rules of order
+    "affinity",  # which jobs are left to other instances
     "claims",  # which jobs an instance may run
     "lines",  # requests for locks and quotas
     "clock",  # the beginning of a call that writes

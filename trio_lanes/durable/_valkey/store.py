@@ -233,6 +233,7 @@ class ValkeyStore:
             opening.host,
             str(opening.pid),
             kind,
+            text.micros(opening.affinity),
             str(len(lost)),
             *(str(number) for run in lost for number in run),
             str(len(held)),

@@ -277,18 +277,16 @@ def opening(
     names: Sequence[str] = ("echo", "gate"),
     max_crashes: float = 3,
     hold: bool = False,
-    **process: Any,
+    **others: Any,
 ) -> Opening:
     """Return the arguments of an instance that a test plays itself, in this or another process."""
     return Opening(
-        **process,
         names=frozenset(names),
-        lanes={"main": LaneLimit(4), "cron": LaneLimit(1)},
         max_crashes=max_crashes,
         hold=hold,
         result_ttl=100.0,
-        lease_ttl=LEASE,
         worker=True,
+        **{"lanes": {"main": LaneLimit(4), "cron": LaneLimit(1)}, "lease_ttl": LEASE, **others},
     )
 
 

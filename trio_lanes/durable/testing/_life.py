@@ -187,6 +187,7 @@ async def _play_on(life: Life, store: ClusterStore) -> list[str]:
         max_crashes=1_000,
         result_ttl=1e6,
         grace=0,
+        affinity=2.0 * (life.seed % 2),
     ) as cluster:
         story.cluster = cluster
         chance, lanes = story.chance, cluster.lanes

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import trio.testing
 
 from ._accept import AcceptStories
+from ._affinity import AffinityStories
 from ._again import AgainStories
 from ._bench import REAL_PAUSE, MakeStore
 from ._blockers import BlockerStories
@@ -47,6 +48,7 @@ def durable_store_suite(
 
     class DurableStoreSuite(
         AcceptStories,
+        AffinityStories,
         AgainStories,
         WorkStories,
         ControlStories,

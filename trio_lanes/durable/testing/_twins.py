@@ -109,6 +109,7 @@ class _Twin:
 
     def __init__(self, store: Store) -> None:
         self.played = Played(store)
+        self.rival: Played | None = None  # another instance over the same data
         self.opened = AsyncExitStack()
         self.ids: list[int] = []
         self.fences: list[int] = []  # in order of the claims
@@ -204,6 +205,10 @@ class _TwinLife:
         self.chance = random.Random(seed)
         self.clock = clock
         self.hold = self.chance.random() < 0.3
+        several = all(twin.rival is not None for twin in twins)
+        self.choices = (*ACTS, *("rival",) * 5) if several else ACTS
+        self.affinity = self.chance.choice((0.0, 40.0)) if several else 0.0
+        self.rivals: list[int] = []  # places in `_Twin.fences` of claims of the rivals
         self.claims: list[int] = []  # places in `_Twin.fences` of claims that may still run
         self.jobs: dict[int, int] = {}  # {place of a claim: place of its job}
         self.last: tuple[int, list[int], Any, int] | None = None
@@ -239,10 +244,12 @@ class _TwinLife:
                 result_ttl=60.0,
                 lease_ttl=ENDLESS_LEASE,
                 worker=True,
+                affinity=self.affinity,
             )
             twin.opened = AsyncExitStack()
-            await twin.opened.enter_async_context(twin.played.open(opening))
-            await twin.played.join()
+            for one in filter(None, (twin.played, twin.rival)):
+                await twin.opened.enter_async_context(one.open(opening))
+                await one.join()
         self.claims.clear()
         self.last = None
 
@@ -255,7 +262,7 @@ class _TwinLife:
         try:
             await self._submit([SubmittedJob(name="echo")])  # an act may need a job
             for _ in range(acts):
-                await getattr(self, "do_" + self.chance.choice(ACTS).replace(" ", "_"))()
+                await getattr(self, "do_" + self.chance.choice(self.choices).replace(" ", "_"))()
                 await self.look()
                 if self.wrong:
                     return
@@ -332,6 +339,19 @@ class _TwinLife:
         number = 1 + (self.last[0] if self.last else 0)
         self.last = number, finished, outcome, room
         await self._step("step", number, finished, outcome, room)
+
+    async def do_rival(self) -> None:
+        """Have the rivals end what they run, and claim."""
+        room, ended = self.chance.randrange(9), self.rivals
+
+        async def step(twin: _Twin) -> object:
+            ends = [Finish(twin.ids[self.jobs[n]], twin.fences[n], Succeeded("3")) for n in ended]
+            assert twin.rival is not None
+            return twin.seen(await twin.rival.step(ends, room))
+
+        answer: Any = await self.both("rival", step)
+        self.rivals = [claim for _, claim, *_ in answer[0]]
+        self.jobs.update((claim, job) for job, claim, *_ in answer[0])
 
     async def do_step(self) -> None:
         await self._next_step([], None, self.chance.randrange(0, 5))
@@ -653,6 +673,9 @@ def compare_stores(
     time = clock()
     with tempfile.TemporaryDirectory() as folder:
         twins = [_Twin(make(Path(folder))) for make in (one, other)]
+        if all(twin.played.leased for twin in twins):  # else a store takes one instance
+            for twin, make in zip(twins, (one, other), strict=True):
+                twin.rival = Played(make(Path(folder)))
         life = _TwinLife(twins, seed, time)
         trio.run(life.live, acts, clock=time)
     return life.wrong

@@ -82,13 +82,10 @@ end
 local function live_with(name)
   local live, names = {}, {}
   for _, id in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
-    local info, has = instance_of(id), false
-    for _, other in ipairs(info.names) do
-      has = has or other == name
-    end
-    if has and is_alive(id) then
+    local info = instance_of(id)
+    if info.handles[name] and is_alive(id) then
       live[#live + 1] = id
-      for _, other in ipairs(info.names) do
+      for other in pairs(info.handles) do
         names[other] = true
       end
     end

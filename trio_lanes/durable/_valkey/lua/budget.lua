@@ -138,6 +138,12 @@ function Budget:take(job)
   end
 end
 
+-- Whether a rate of a lane or its group counts its starts.
+function Budget:is_rated(lane)
+  local owned = self:meters_by_owner(lane)
+  return #owned[1].meters > 0 or (owned[2] and #owned[2].meters > 0)
+end
+
 -- A unit of the costs that no rate of the lane and its group counts; and the units that are counted.
 function Budget:check_units(lane, costs)
   local counted, names = { requests = true }, {}

@@ -100,13 +100,13 @@ local function sort_by_turn(lanes_with_jobs, served)
 end
 
 -- The turns of lanes that may start a job: lanes with suspects first.
-local function lanes_in_turn(lanes_with_jobs, names, budget, turns)
+local function lanes_in_turn(lanes_with_jobs, names, budget, turns, homes)
   local suspects, others = {}, {}
   sort_by_turn(lanes_with_jobs, turns:served() or '')
   for _, lane in ipairs(lanes_with_jobs) do
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) then
-      local turn = LaneTurn.new(lane, names, turns, budget)
+      local turn = LaneTurn.new(lane, names, turns, budget, homes)
       if turn.fronts.present and budget:free(lane) > 0 then
         local line = turn:suspect() and suspects or others
         line[#line + 1] = turn
@@ -119,8 +119,8 @@ local function lanes_in_turn(lanes_with_jobs, names, budget, turns)
   return suspects
 end
 
--- Claim up to `room` jobs. Return the claims, when a limit that kept a job out ends, and whether the
--- claims have STEP_BYTES.
+-- Claim up to `room` jobs. Return the claims, when what kept a job out ends, and whether the claims
+-- have STEP_BYTES.
 function Claims.take(instance, info, room)
   local claims = {}
   if room <= 0 then
@@ -132,12 +132,9 @@ function Claims.take(instance, info, room)
   if #lanes_with_jobs == 0 then
     return claims, isolation.due, false
   end
-  local names = {}
-  for _, name in ipairs(info.names) do
-    names[name] = true
-  end
   local budget, turns = Budget.new(), FairTurns.new()
-  local in_turn, at = lanes_in_turn(lanes_with_jobs, names, budget, turns), 1
+  local homes = info.affinity > 0 and Homes.new(info.affinity)
+  local in_turn, at = lanes_in_turn(lanes_with_jobs, info.handles, budget, turns, homes), 1
   local left, why = huge, nil
   while in_turn[at] and #claims < room and isolation:has_room() and why ~= 'bytes' do
     local turn, job = in_turn[at], nil
@@ -149,12 +146,14 @@ function Claims.take(instance, info, room)
       isolation:add(job)
       in_turn[#in_turn + 1] = turn
       left = math.min(left, STEP_BYTES) - bytes_of(job)
+    elseif why == 'home' then
+      in_turn[#in_turn + 1] = turn
     elseif why == 'isolation' then
       break
     end
   end
   turns:write()
-  local due = math.min(budget.due or huge, isolation.due or huge)
+  local due = math.min(budget.due or huge, isolation.due or huge, homes and homes.due or huge)
   return claims, due < huge and due or nil, why == 'bytes'
 end
 
@@ -222,9 +221,10 @@ end
 
 -- `lists`: by priority, by entry. Of each the first FRONT jobs are read at once: no other job joins a
 -- sorted set while jobs are claimed. Instead of a page, true: it is not read; false: only the tail of
--- the list is left. `present`: whether there was a list at first.
+-- the list is left. `present`: whether there was a list at first. `left`: by entry, how many jobs of the
+-- sorted set were left to their homes: these stay there, before all that are not read.
 function Fronts.new(lane, names)
-  local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, present = false }
+  local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, left = {}, present = false }
   local function add(entry, page)
     local priority, name = string.match(entry, '^(%-?%d):(.*)$')
     if names[name] then
@@ -242,14 +242,17 @@ end
 
 function Fronts:drop(list, entry)
   list[entry] = false
-  drop_list(self.lane, entry)
+  if not self.left[entry] then
+    drop_list(self.lane, entry)
+  end
 end
 
 -- The id and ready number of the first job of a list; an empty sorted set is dropped.
 function Fronts:front(list, entry)
   local page = list[entry]
   if page == true then
-    page = ask('ZRANGE', ready_list(self.lane, entry), 0, FRONT - 1, 'WITHSCORES')
+    local at = self.left[entry] or 0
+    page = ask('ZRANGE', ready_list(self.lane, entry), at, at + FRONT - 1, 'WITHSCORES')
     page.at = 1
     list[entry] = page
     if not page[1] then
@@ -276,8 +279,8 @@ function Fronts:first(priority)
   return best and find(best), of
 end
 
--- The first job of a priority is claimed, and leaves its list.
-function Fronts:pop(priority)
+-- The first job of a priority is claimed, and leaves its list; or it is left to its home.
+function Fronts:pop(priority, is_left)
   local list, job, entry = self.lists[priority], self:first(priority)
   local page, new, tail = list[entry], first_of_tail(self.lane, entry)
   if new == job.id then
@@ -285,6 +288,9 @@ function Fronts:pop(priority)
     return
   end
   page.at = page.at + 2
+  if is_left then
+    self.left[entry] = (self.left[entry] or 0) + 1
+  end
   if page.at > #page and #page < 2 * FRONT then
     self:drop(list, entry)
   elseif page.at > #page then
@@ -294,9 +300,10 @@ end
 
 -- ---- the turn of one lane in a claim
 
-function LaneTurn.new(lane, names, turns, budget)
-  local fronts = Fronts.new(lane, names)
-  return setmetatable({ lane = lane, fronts = fronts, turns = turns, budget = budget }, LaneTurn)
+function LaneTurn.new(lane, names, turns, budget, homes)
+  return setmetatable({
+    lane = lane, fronts = Fronts.new(lane, names), turns = turns, budget = budget, homes = homes,
+  }, LaneTurn)
 end
 
 -- The first job of each priority that has a job, the highest priority first.
@@ -337,7 +344,7 @@ function LaneTurn:choose(heads)
 end
 
 -- The next job of this lane; or nil, and why: 'isolation' (a suspect would start if this instance ran
--- fewer jobs), 'bytes' (it is too large).
+-- fewer jobs), 'bytes' (it is too large), 'home' (it was left to its home: ask for the job behind it).
 function LaneTurn:next(isolation, most_bytes)
   local lane, turns, budget, heads = self.lane, self.turns, self.budget, self:heads()
   local job = self:choose(heads)
@@ -350,13 +357,20 @@ function LaneTurn:next(isolation, most_bytes)
   if most_bytes < huge and bytes_of(job) > most_bytes then
     return nil, 'bytes'
   end
-  for _, head in ipairs(heads) do
+  local is_left = self.homes and self.homes:keep(job)
+  if is_left and budget:is_rated(lane) then
+    return nil
+  end
+  for _, head in ipairs(is_left and {} or heads) do
     if head.priority < job.priority then
       turns:put_passed(lane, head.priority, turns:passed(lane, head.priority) + 1)
     end
   end
-  turns:put_passed(lane, job.priority, 0)
   budget:take(job)
-  self.fronts:pop(job.priority)
+  self.fronts:pop(job.priority, is_left)
+  if is_left then
+    return nil, 'home'
+  end
+  turns:put_passed(lane, job.priority, 0)
   return job
 end

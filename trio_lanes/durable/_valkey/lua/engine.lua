@@ -16,21 +16,11 @@ local function runs_of(instance)
   return ask('ZRANGE', ROOT .. 'run:' .. instance, 0, -1)
 end
 
--- The last step of an instance: {number, after, stale}. `after`: the fences of its claims are above;
--- `stale`: the fences that it refused.
-local function last_step(instance)
-  return cmsgpack.unpack(text_of(ROOT .. 'st:' .. instance))
-end
-
-local function put_last_step(instance, step)
-  put_text(ROOT .. 'st:' .. instance, cmsgpack.pack(step))
-end
-
--- Arguments: the incarnation, microseconds of its lease, the former one, host, pid, kind, the number
--- of lost runs and the id and fence of each, the number of held fences and these, the handlers.
+-- Arguments: the incarnation, microseconds of its lease, the former one, host, pid, kind, affinity, the
+-- number of lost runs and the id and fence of each, the number of held fences and these, the handlers.
 function WITH_TICKET.join(arguments)
   local instance, ttl, former = arguments[1], tonumber(arguments[2]), arguments[3]
-  local at = 7
+  local at = 8
   for _ = 1, tonumber(arguments[at]) do
     forgive(arguments[at + 1], tonumber(arguments[at + 2]))
     at = at + 2
@@ -53,11 +43,11 @@ function WITH_TICKET.join(arguments)
   end
   drop_instance(former)
   local info = {
-    host = arguments[4], pid = arguments[5], kind = arguments[6], names = {}, channel = CHANNEL,
-    since = now,
+    host = arguments[4], pid = arguments[5], kind = arguments[6], names = {}, handles = {},
+    channel = CHANNEL, since = now, affinity = tonumber(arguments[7]),
   }
   for place = at + 1, #arguments do
-    info.names[#info.names + 1] = arguments[place]
+    info.names[#info.names + 1], info.handles[arguments[place]] = arguments[place], true
   end
   put_instance(instance, info)
   put_last_step(instance, { number = 0, after = 0, stale = {} })
@@ -291,13 +281,13 @@ function WRITES.step(arguments)
   if number <= last.number then
     return step_again(instance, number, last)
   end
-  local ids = {}
+  local ids, info = {}, instance_of(instance)
   for at = 4, #arguments, FINISH_FIELDS do
     ids[#ids + 1] = arguments[at]
   end
   find_all(ids)
   for at = 4, #arguments, FINISH_FIELDS do
-    if not finish(arguments, at) then
+    if not finish(arguments, at, info) then
       stale[#stale + 1] = tonumber(arguments[at + 1])
     end
     finished = true
@@ -305,9 +295,9 @@ function WRITES.step(arguments)
   local first = promote()
   forget_done()
   forget_lanes()
-  local info, after = instance_of(instance), next_number()
+  local after = next_number()
   local claims, due, unfinished = Claims.take(instance, info, room)
-  put_last_step(instance, { number = number, after = after, stale = stale })
+  put_last_step(instance, { number = number, after = after, stale = stale, room = room - #claims })
   -- this instance has claimed already; what is left is for others, unless nothing has changed
   LOOK = LOOK or finished or #claims > 0
   if LOOK then
@@ -387,10 +377,13 @@ local function read_finish(arguments, at)
 end
 
 -- Return whether the fence is still the run's.
-function finish(arguments, at)
+function finish(arguments, at, info)
   local job = running_of(arguments[at], tonumber(arguments[at + 1]))
   if job then
     FINISH[arguments[at + 2]](job, read_finish(arguments, at))
+    if info.affinity > 0 and arguments[at + 2] ~= 'r' then
+      note_home(job)
+    end
   end
   return job ~= nil
 end

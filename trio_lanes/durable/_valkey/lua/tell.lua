@@ -18,7 +18,8 @@ at_call(function()
   LOOK, SOON, CALLER_LOOKS, NEWS = false, false, false, {}
 end)
 
--- What an incarnation has joined with: {host, pid, kind, names, channel, since}. It stays the same, so
+-- What an incarnation has joined with: {host, pid, kind, names, handles, channel,
+-- since, affinity}; `handles`: the set of its names. It stays the same, so
 -- a call uses what an earlier one has read.
 local INFOS = {}
 
@@ -40,6 +41,16 @@ local function delete_instance(id)
   call('DEL', ROOT .. 'i:' .. id)
   delete_text(ROOT .. 'st:' .. id)
   INFOS = {}
+end
+
+-- The last step of an instance: {number, after, stale, room}. `after`: the fences of its claims are
+-- above; `stale`: the fences that it refused; `room`: how many more jobs it could have claimed.
+local function last_step(instance)
+  return cmsgpack.unpack(text_of(ROOT .. 'st:' .. instance))
+end
+
+local function put_last_step(instance, step)
+  put_text(ROOT .. 'st:' .. instance, cmsgpack.pack(step))
 end
 
 -- How many runs of an instance have not lent their slots.

@@ -4,9 +4,8 @@
 -- texts that they have changed are written.
 --
 -- Each refusal stands before the first write of its act, since a script cannot be undone. An act with
--- a ticket is done once: its answer is kept for five minutes, under b:<ticket>.
+-- a ticket is done once: its answer is kept for REMEMBERED_FOR, under b:<ticket>.
 
-local REMEMBERED_FOR = 300000
 local STACK = 4000  -- so many words may be on the stack of Lua
 local HOT = { enqueue = true, step = true }
 
