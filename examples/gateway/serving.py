@@ -152,8 +152,8 @@ async def making(
     hooks = Hooks(partial(answer_text, engine), client)
     backlog = kind(engine, folder / "responses")
     async with open_durable_lanes(
-        jobs, {"reply": hooks.reply, **backlog.handlers()}, durable_lanes,
-        capacity=float("inf"), max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace,
+        jobs, {"reply": hooks.reply, **backlog.handlers()}, durable_lanes, capacity=math.inf,
+        max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace, affinity=1.0,
     ) as durable:  # fmt: skip
         hooks.durable = backlog.durable = durable
         if kind.takes_all:

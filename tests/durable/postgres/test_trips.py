@@ -2,7 +2,9 @@
 
 import threading
 from typing import Any
+from unittest.mock import ANY
 
+import attrs
 import psycopg
 import pytest
 import trio
@@ -282,3 +284,27 @@ async def test_an_idle_listener_changes_nothing(
         before = server.run(query)
         await trio.sleep(0.5)
         assert server.run(query) == before
+
+
+async def test_a_claim_reads_the_homes_of_the_jobs_on_a_ready_list_in_one_trip(
+    server: Server, namespace: str, trips: list[str]
+) -> None:
+    home, other = (PostgresStore(server.dsn(), namespace=namespace) for _ in range(2))
+    batch = [SubmittedJob(name="a", session=f"s{n}") for n in range(4)]
+    of = attrs.evolve(opening(), affinity=3600.0)
+    async with home.open(of), other.open(of):
+        await home.join("home")
+        await other.join("other")
+        await home.do(Enqueue(batch), "t1")
+        claims = (await home.step(1, [], 9)).claims
+        assert len(claims) == 4
+        await home.step(2, [Finish(one.id, one.fence, Succeeded("1")) for one in claims], 9)
+        await home.do(Enqueue([*batch, SubmittedJob(name="a", session="new")]), "t2")
+        trips.clear()
+        assert (await other.step(1, [], 9)).claims == ()  # the four slots of the lane are kept
+        assert [trip for trip in trips if trip != "pipeline"] == [ANY]
+        assert trips.count("pipeline") == 3
+        await home.do(Enqueue([SubmittedJob(name="a")]), "t3")
+        assert [one.session for one in (await home.step(3, [], 2)).claims] == ["s0", "s1"]
+        await home.leave()
+        assert len((await other.step(2, [], 9)).claims) == 4

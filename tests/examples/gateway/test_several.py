@@ -84,6 +84,21 @@ async def test_outputs_of_tools_reach_the_turn_in_every_process(
             assert late.status == 400
 
 
+async def test_a_conversation_stays_in_a_process_whichever_accepts_its_questions(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    turns = 6
+    async with several(Script(*([5.0, "well"],) * 2 * turns), tmp_path, count=3) as processes:
+        where: dict[str, list[int]] = {"a": [], "b": []}
+        for place in range(turns):
+            for name, ran in where.items():
+                asked = await ask(processes[place % 3], "hello", name)
+                await trio.sleep(1.5)
+                ran.append([process.runs for process in processes].index(1))
+                assert text_of(await end(processes[0], asked)) == ["well"]
+        assert [len(set(ran)) for ran in where.values()] == [1, 1]
+
+
 async def test_a_question_in_place_of_outputs_is_refused_in_every_process(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
