@@ -24,6 +24,7 @@ from trio_lanes.durable import (
     Succeeded,
     open_durable_lanes,
 )
+from trio_lanes.durable.acts.orders import Pause, Resume
 from trio_lanes.durable.store import REMEMBERED_FOR
 from trio_lanes.durable.testing._bench import ERROR, Played, opening
 
@@ -79,6 +80,7 @@ class Instances:
         return name, began - sent
 
 
+@pytest.mark.many_seeds(10)
 async def test_all_turns_of_a_session_run_on_one_instance(autojump_clock: MockClock) -> None:
     instances = Instances()
     async with instances.several("one", "two", "three") as lanes:
@@ -94,6 +96,7 @@ async def test_without_affinity_the_turns_of_a_session_run_anywhere(
         assert await instances.talk(lanes, sessions=12, turns=6) < 0.7
 
 
+@pytest.mark.many_seeds(20)
 async def test_the_sessions_of_an_instance_that_ends_are_free_at_once(
     autojump_clock: MockClock,
 ) -> None:
@@ -103,11 +106,13 @@ async def test_the_sessions_of_an_instance_that_ends_are_free_at_once(
         async with instances.open("two") as two:
             assert await instances.turn_of(two) == ("one", 0)
             one.close()  # as at the beginning of a drain, which may last
+            await wait_all_tasks_blocked()
             assert await instances.turn_of(two) == ("two", 0)
     async with instances.open("three") as three:
         assert await instances.turn_of(three) == ("three", 0)
 
 
+@pytest.mark.many_seeds(20)
 async def test_the_sessions_of_a_full_instance_go_elsewhere_at_once(
     autojump_clock: MockClock,
 ) -> None:
@@ -279,8 +284,9 @@ async def test_a_failed_turn_and_a_retry_stay_and_a_run_that_was_given_back_does
     async with playing() as (home, other):
         await home.enqueue([turn()])
         (given_back,) = (await home.step([], 9)).claims
-        await home.step([end(given_back, Released())], 0)
-        await home.step([], 0)
+        await home.do(Pause("main", None, 60.0))
+        assert await claim(home, finished=[end(given_back, Released())]) == []
+        await home.do(Resume("main", None))
         assert await claim(other) == ["s"]
 
 
@@ -323,3 +329,23 @@ async def test_a_session_is_free_when_its_last_turn_is_long_ago(mock_clock: Mock
         mock_clock.jump(REMEMBERED_FOR)
         await home.beat()
         assert await claim(other, turn()) == ["s"]
+
+
+async def pages(home: Played, other: Played) -> None:
+    """Have an instance pass over more jobs than any store reads at once, and claim what it may."""
+    old = [f"old {n}" for n in range(60)]
+    new = [f"new {n}" for n in range(35)]
+    await home.enqueue([turn(session) for session in old])
+    claims = (await home.step([], 100)).claims
+    assert len(claims) == 60
+    await home.step([end(one) for one in claims], 100)
+    await home.enqueue([turn(session) for session in (*old[:30], *new[:25])])
+    assert await claim(other, *map(turn, old[30:]), *map(turn, new[25:]), room=30) == new[:30]
+    assert await claim(other) == new[30:]
+    assert await claim(other) == []
+    assert await claim(home, room=100) == old
+
+
+async def test_however_many_turns_are_left_the_others_are_found(mock_clock: MockClock) -> None:
+    async with playing(lanes={"main": LaneLimit(1_000)}) as (home, other):
+        await pages(home, other)
