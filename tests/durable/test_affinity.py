@@ -215,7 +215,11 @@ async def test_the_next_look_is_due_when_the_first_turn_may_be_taken(mock_clock:
         assert step.claims == ()
         assert step.next_due == pytest.approx(1.75)
         mock_clock.jump(1.75)
-        assert await claim(other) == ["b", "a"]  # the delay counts from the submission, too
+        step = await other.step([], 9)
+        assert [one.session for one in step.claims] == ["b"]
+        assert step.next_due == pytest.approx(0.25)
+        mock_clock.jump(0.25)
+        assert await claim(other) == ["a"]  # from the end of its delay
 
 
 async def test_a_turn_behind_another_counts_from_the_end_of_that(mock_clock: MockClock) -> None:
@@ -277,10 +281,13 @@ async def test_a_turn_whose_handler_its_instance_lacks_is_free(mock_clock: MockC
 async def test_a_failed_turn_and_a_retry_stay_and_a_run_that_was_given_back_does_not(
     mock_clock: MockClock,
 ) -> None:
-    for outcome in (Failed(ERROR), Postponed(0.0, True, False)):
+    for outcome in (Failed(ERROR), Postponed(50.0, True, False)):
         async with playing() as (home, other):
             await settle(home, "s", outcome=outcome)
-            assert await claim(other, turn()) == []
+            await home.enqueue([turn()])
+            mock_clock.jump(getattr(outcome, "delay", 0.0))
+            assert await claim(other) == []
+            assert await claim(home) == ["s"]
     async with playing() as (home, other):
         await home.enqueue([turn()])
         (given_back,) = (await home.step([], 9)).claims

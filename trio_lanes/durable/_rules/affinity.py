@@ -4,8 +4,8 @@ That incarnation is the home of the session. The tables keep it as they keep the
 
 * A claim passes over a ready job whose home is another instance that is alive, has the handler, and
   had room in its last step: over as many jobs as that room is.
-* It does so for `Opening.affinity` at most, counted from the end of the job before or from the
-  submission, whichever is later. At `Homes.due` the worker looks again.
+* It does so for `Opening.affinity` at most, counted from when the job was submitted, was due, and
+  was the next of its session. At `Homes.due` the worker looks again.
 * Such a job keeps the turn of its lane and a slot. Where a rate counts starts, the lane waits. So
   what is claimed meanwhile takes nothing that the home needs.
 """
@@ -51,7 +51,7 @@ class Homes:
             return False
         known = queues.tables.answer(ticket_of(job.session), queues.now)
         home, since = ("", 0.0) if known is None else known[0]
-        until = max(since, job.submitted_at) + queues.opening.affinity
+        until = max(since, job.submitted_at, job.due or 0.0) + queues.opening.affinity
         if until <= queues.now or not self._room.get(home) or job.name not in self._names[home]:
             return False
         self._room[home] -= 1
