@@ -28,14 +28,14 @@ from ._guard import HEADERS, Authorize, Guard, Role, policy
 from ._history import History
 from ._notes import Notes, clipped
 from ._records import Records
-from ._search import Search
+from ._search import JobSearch
 from ._story import lane_story, session_story, story
 from ._whatif import WhatIf
 
 MAX_VIEWERS: Final = 32
 _MAX_BYTES: Final = 4096  # of an action
 _MAX_HISTORY: Final = 1000
-_MAX_TEXT: Final = 200  # characters that are looked for
+_MAX_WANTED: Final = 200  # characters that are looked for
 _LIMIT_DIGITS: Final = 6
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
 _BODY_SECONDS: Final = 10.0  # seconds that the body of an action may take
@@ -101,7 +101,7 @@ class _Page:
             for verb in (self._store.requeue, self._store.retry, self._store.promote):
                 self._actions.verbs[verb.__name__] = verb
         self._hours: Final = History(lanes, self._notes, self._records)
-        self._search: Final = Search(lanes, self._frames, self._records)
+        self._search: Final = JobSearch(lanes, self._frames, self._records)
         self._what_if: Final = WhatIf(lanes, self._records)
         folder = files(__package__).joinpath("static")
         self._html: Final = folder.joinpath("page.html").read_text(encoding="utf-8")
@@ -235,7 +235,7 @@ class _Page:
         return found and {**found, "ended": ended(self._records, lane=key)}
 
     async def _find(self, request: Request, role: Role) -> Frame:
-        text = request.query_params.get("text", "")[:_MAX_TEXT]
+        text = request.query_params.get("text", "")[:_MAX_WANTED]
         if not text.strip():
             raise RefusedError(400, "there is no text to look for")
         return await self._search.find(text)

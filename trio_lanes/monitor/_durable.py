@@ -32,7 +32,7 @@ EVERY: Final = 2.0  # seconds
 JOB_COUNTS: Final = ("waiting", "parked", "running", "dead")
 _MAX_LETTERS: Final = 500  # that are grouped
 _MAX_JOBS_OF_A_STATE: Final = 20
-_LONGEST: Final = 4000  # characters of a payload and of an outcome
+_LONGEST_SHOWN: Final = 4000  # characters of a payload and of an outcome
 
 
 @final
@@ -138,8 +138,8 @@ class Durable:
     async def story(self, id: int, *, operates: bool) -> Frame | None:
         """Return a job of the store, its attempts, and the root of its wait.
 
-        Who ``operates`` also gets its payload and its outcome, up to `_LONGEST` characters. None if
-        the store does not know the job.
+        Who ``operates`` also gets its payload and its outcome, up to a bound. None if the store
+        does not know the job.
         """
         try:
             status = await self._lanes.job(id).status(texts=operates)
@@ -165,7 +165,7 @@ class Durable:
                 for one in status.history
             ],
             **{
-                name: clipped(getattr(texts, name) or "", _LONGEST)
+                name: clipped(getattr(texts, name) or "", _LONGEST_SHOWN)
                 for name in ("payload", "outcome")
                 if texts is not None
             },

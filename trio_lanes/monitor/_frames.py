@@ -34,8 +34,8 @@ MAX_FRAME_JOBS: Final = 200  # jobs of a frame
 _SLICE: Final = 400  # sessions that a frame looks at
 _MAX_BUSY_SESSIONS: Final = 30
 _MAX_NEXT: Final = 3  # waiting jobs of a session
-_LONGEST: Final = 30  # sessions with the oldest waits
-_READ: Final = 1000  # jobs that are read for them, or twice as many as sessions of each lane
+_MAX_LONGEST_WAITS: Final = 30  # sessions with the oldest waits
+_JOBS_READ: Final = 1000  # jobs that are read for them, or twice as many as sessions of each lane
 _MAX_LANES: Final = 200  # that are read
 _COMPARED_SECONDS: Final = 300.0  # seconds over which waits are compared
 
@@ -232,7 +232,7 @@ class Frames:
         self._longest_at = now
         waiting = sorted(((x.oldest_wait, name) for name, x in lanes.items() if x.waiting))[::-1]
         known_until = now - waiting[_MAX_LANES][0] if len(waiting) > _MAX_LANES else math.inf
-        each = max(2 * _LONGEST, _READ // max(1, len(waiting)))
+        each = max(2 * _MAX_LONGEST_WAITS, _JOBS_READ // max(1, len(waiting)))
         waits: list[tuple[float, int, str | None]] = []
         for _, name in waiting[:_MAX_LANES]:
             jobs = self._lanes.lane(name).waiters(each)
@@ -243,11 +243,11 @@ class Frames:
             waits += due
         found: dict[str, float] = {}
         for since, _, session in sorted(waits, key=lambda wait: wait[:2]):
-            if len(found) == _LONGEST or since > known_until:
+            if len(found) == _MAX_LONGEST_WAITS or since > known_until:
                 break
             if session is not None:
                 found.setdefault(session, since)
-        whole = len(found) == _LONGEST or known_until == math.inf
+        whole = len(found) == _MAX_LONGEST_WAITS or known_until == math.inf
         self._longest = {
             "sessions": [self._numbers(key, since) for key, since in found.items()],
             "whole": whole,

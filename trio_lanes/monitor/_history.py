@@ -14,7 +14,7 @@ from typing import Final, final
 
 import trio
 
-from trio_lanes import Lanes, LanesClosedError
+from trio_lanes import Lanes
 
 from ._frames import MAX_ROWS, Frame
 from ._notes import Notes
@@ -56,8 +56,6 @@ class History:
                 self._records.next_frame()
                 seconds += 1
                 await trio.sleep(1)
-        except LanesClosedError:  # they have ended meanwhile
-            pass
         except Exception:  # it would end the whole run
             logger.exception("the monitor takes no more samples")
 

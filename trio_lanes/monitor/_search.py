@@ -22,12 +22,12 @@ from ._records import Records
 MAX_SEARCHED: Final = 100_000  # jobs that wait or run
 SEARCH_SECONDS: Final = 1.0
 MAX_FOUND: Final = 30  # of each kind
-_SLICE: Final = 500  # jobs between two checkpoints
+_JOBS_AT_ONCE: Final = 500  # jobs between two checkpoints
 _MAX_MEMBERS: Final = 20  # of a ``meta`` or an owner that is a container
 
 
 @final
-class Search:
+class JobSearch:
     """Looks for jobs, sessions and lanes."""
 
     def __init__(self, lanes: Lanes, frames: Frames, records: Records) -> None:
@@ -95,7 +95,7 @@ class Search:
         found: list[Job[Any]] = []
         looked, ends_at = 0, trio.current_time() + SEARCH_SECONDS
         while looked < len(jobs) and len(found) < most and trio.current_time() < ends_at:
-            part = jobs[looked : looked + _SLICE]
+            part = jobs[looked : looked + _JOBS_AT_ONCE]
             looked += len(part)
             found += [job for job in part if matches(job)]
             await trio.lowlevel.checkpoint()
