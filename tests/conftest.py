@@ -85,6 +85,8 @@ def door(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     definition = metafunc.definition
+    if definition.get_closest_marker("asyncio_only"):
+        metafunc.parametrize("door", ["asyncio"], indirect=True)
     if definition.get_closest_marker("both_doors") and not definition.get_closest_marker(
         "trio_only"
     ):

@@ -1,5 +1,7 @@
 """One contract, two doors: tests that are written for Trio, run in asyncio as well.
 
+Tests that are about asyncio alone have the mark ``asyncio_only``. They are plain asyncio.
+
 A module or test with the mark ``both_doors`` is run twice. The second time its own globals
 ``trio`` and ``open_lanes``, and those of `MODULES`, stand for asyncio: `IN_ASYNCIO` has those names
 of Trio's that these tests and their bodies use, each by the plainest thing of asyncio's. So the
@@ -20,6 +22,7 @@ import selectors
 import types
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
+from inspect import iscoroutinefunction
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -30,6 +33,7 @@ import trio.testing
 import trio_lanes
 import trio_lanes.aio
 from tests.support import bodies, track
+from tests.support.programs import PATIENCE
 
 MODULES: Final = (bodies, track)
 
@@ -44,9 +48,11 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type,misc]
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        events: list[Any] = super().select(0)
+        # a thread takes real time, in which the time of the loop stands still
+        waits = timeout is None or (timeout and self.loop.threads)
+        events: list[Any] = super().select(PATIENCE if waits else 0)
         self.loop.turns += 1
-        if not events and timeout != 0:
+        if not events and timeout != 0 and not waits:
             self.loop.jump()
         elif self.loop.turns > MOST_TURNS:
             raise RuntimeError("the loop is busy for ever")
@@ -59,10 +65,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now = 0.0
         self.turns = 0  # at this time
+        self.threads = 0  # that work for this loop
         selector = _Selector()
         selector.loop = self
         super().__init__(selector)
         self._clock_resolution = 1e-6  # that of a float at a thousand years
+
+    def run_in_executor(self, *arguments: Any) -> asyncio.Future[Any]:
+        self.threads += 1
+        future: asyncio.Future[Any] = super().run_in_executor(*arguments)
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, future: object) -> None:
+        self.threads -= 1
 
     def time(self) -> float:
         return self.now
@@ -249,11 +265,14 @@ STANDS_FOR: Final[list[tuple[object, object]]] = [
 
 def enter_asyncio(item: pytest.Function, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have ``item``, an async test for Trio, run in asyncio."""
-    for module in (item.module, *MODULES):
+    patched = () if item.get_closest_marker("asyncio_only") else (item.module, *MODULES)
+    for module in patched:
         for name, value in list(vars(module).items()):
             for original, other in STANDS_FOR:
                 if value is original:
                     monkeypatch.setattr(module, name, other)
     test: Callable[..., Coroutine[Any, Any, None]] = item.obj
+    if not iscoroutinefunction(test):
+        return
     item.own_markers = [mark for mark in item.own_markers if mark.name != "trio"]
     item.obj = lambda **arguments: run(test, **arguments)

@@ -29,7 +29,7 @@ from trio.lowlevel import Abort
 from .._config.errors import JobCancelledError
 from .._config.protected import not_iterable
 from .._waiting.current import enter_job, job_here, jobs_by_task
-from ._guest import enter_guest, guest_here, wait_for
+from ._guest import come_again, enter_guest, guest_here, this_task, wait_for
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -37,29 +37,6 @@ C = TypeVar("C", bound=type[Any])
 calls: Final[dict[asyncio.Task[Any], trio.CancelScope]] = {}
 """{asyncio task: the scope of its `call`}. It is cancelled with the body of a job, at once: the
 search for deadlocks may look at that wait before the task has its turn."""
-
-
-def come_again(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` again soon: its cancellation did not end what it awaited.
-
-    Not if the scope that asked for the cancellation, such as `asyncio.timeout`, is left before.
-    """
-    asked = task.cancelling()
-
-    def cancel() -> None:
-        if task.cancelling() >= asked and not task.done():
-            task.cancel()
-            task.uncancel()  # it is the same cancellation
-
-    if asked:
-        task.get_loop().call_soon(cancel)
-
-
-def this_task() -> asyncio.Task[Any]:
-    """Return the asyncio task that calls this."""
-    task = asyncio.current_task()
-    assert task is not None
-    return task
 
 
 def spawn(fn: Callable[[], Coroutine[Any, Any, None]]) -> None:

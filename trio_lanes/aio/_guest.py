@@ -130,7 +130,7 @@ class GuestRun:
             if self.failure is not None:
                 raise self.failure
             if cancelled is not None:
-                raise cancelled
+                come_again(this_task())
 
     def _done(self, result: outcome.Outcome[None]) -> None:
         if self._poller is not None:
@@ -241,3 +241,26 @@ async def wait_for(
             cancelled = error
             cancel()
     return cancelled
+
+
+def come_again(task: asyncio.Task[Any]) -> None:
+    """Cancel ``task`` again soon: its cancellation did not end what it awaited.
+
+    Not if the scope that asked for the cancellation, such as `asyncio.timeout`, is left before.
+    """
+    asked = task.cancelling()
+
+    def cancel() -> None:
+        if task.cancelling() >= asked and not task.done():
+            task.cancel()
+            task.uncancel()  # it is the same cancellation
+
+    if asked:
+        task.get_loop().call_soon(cancel)
+
+
+def this_task() -> asyncio.Task[Any]:
+    """Return the asyncio task that calls this."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task

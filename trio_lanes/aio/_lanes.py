@@ -32,8 +32,8 @@ from .._instrument import LaneInstrument
 from .._submission import Submitter
 from .._waiting.current import job_here, jobs_by_task
 from ._bodies import AsyncioBodies
-from ._bridge import FromAsyncio, Hosted, HostedRun, call, come_again, this_task, verbs
-from ._guest import wait_for
+from ._bridge import FromAsyncio, Hosted, HostedRun, call, verbs
+from ._guest import come_again, this_task, wait_for
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -117,7 +117,8 @@ async def _run(lanes: Submitter, fn: Any, /, *args: Any, **options: Any) -> Any:
             break
         except asyncio.CancelledError as error:
             cancelled = error
-            scheduler.cancel(job, "its caller was cancelled")
+            if not scheduler.cancel(job, "its caller was cancelled"):
+                break  # it has ended
     if cancelled is not None:
         if not body_finished(job):
             raise cancelled

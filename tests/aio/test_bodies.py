@@ -1,0 +1,358 @@
+"""Bodies as asyncio tasks: what works in them, and what they hold until they have ended."""
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import trio_lanes
+from tests.support.doors import VirtualLoop
+from trio_lanes import (
+    JobCancelledError,
+    JobState,
+    JobTimeoutError,
+    LaneConfig,
+    LaneDeadlockError,
+    LaneFullError,
+    LaneInstrument,
+    current_job,
+)
+from trio_lanes.aio import Lanes, open_lanes
+
+pytestmark = pytest.mark.asyncio_only
+
+
+async def stays(seconds: float) -> None:
+    """Go on that long after a cancellation."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    except asyncio.CancelledError:
+        await asyncio.sleep(seconds)
+        raise
+
+
+async def test_a_body_has_all_of_asyncio() -> None:
+    async def body() -> list[Any]:
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.get_name() == "the job"
+        async with asyncio.TaskGroup() as group:
+            children = [group.create_task(asyncio.sleep(n, n)) for n in (2, 1)]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.sleep(10)
+        return [child.result() for child in children]
+
+    async with open_lanes() as lanes:
+        assert await lanes.run(body, name="the job") == [2, 1]
+        assert asyncio.get_running_loop().time() == 3
+
+
+async def test_a_body_runs_in_a_copy_of_the_submitters_context() -> None:
+    name: contextvars.ContextVar[str] = contextvars.ContextVar("name")
+    name.set("alice")
+    seen = []
+
+    async def body() -> None:
+        seen.append(name.get())
+        name.set("changed")
+        await asyncio.sleep(1)
+        seen.append(name.get())
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(body)
+        name.set("bob")
+        await job.wait()
+    assert (seen, name.get()) == (["alice", "changed"], "bob")
+
+
+async def test_the_current_job_is_that_of_a_bodys_tasks_and_of_no_thread_or_later_task() -> None:
+    async def which() -> object:
+        await asyncio.sleep(2)
+        return current_job()
+
+    later: list[asyncio.Task[object]] = []
+
+    async def body() -> list[object]:
+        own = current_job()
+        child = await asyncio.create_task(asyncio.sleep(0, current_job()))
+        thread = await asyncio.to_thread(current_job)
+        later.append(asyncio.create_task(which()))
+        return [own, child, thread]
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(body)
+        assert await job.wait() == [job, job, None]
+        assert await later[0] is None
+        assert current_job() is None
+        assert job.parent is None
+
+
+@pytest.mark.parametrize("ends", ["a timeout", "a cancellation"])
+async def test_the_slot_is_held_until_the_task_has_ended(ends: str) -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(stays, 5, timeout=1 if ends == "a timeout" else float("inf"))
+        behind = lanes.submit_nowait(asyncio.sleep, 0)
+        await asyncio.sleep(1)
+        if ends == "a cancellation":
+            assert job.cancel("enough")
+        await asyncio.sleep(0.5)
+        assert job.cancel_called
+        assert (job.state, behind.state) == (JobState.RUNNING, JobState.WAITING)
+        await behind.wait()
+        assert (job.finished_at, behind.started_at) == (6, 6)
+        with pytest.raises(JobTimeoutError if ends == "a timeout" else JobCancelledError):
+            await job.wait()
+
+
+async def test_an_idle_timeout_counts_from_the_last_progress() -> None:
+    async def body() -> None:
+        for _ in range(3):
+            await asyncio.sleep(1)
+            job = current_job()
+            assert job is not None
+            job.progress()
+        await asyncio.sleep(10)
+
+    async with open_lanes() as lanes:
+        with pytest.raises(JobTimeoutError) as caught:
+            await lanes.run(body, idle_timeout=2)
+        assert caught.value.kind == "idle_timeout"
+        assert asyncio.get_running_loop().time() == 5
+
+
+async def test_a_body_that_is_cancelled_though_no_call_asked_has_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def cancels_itself() -> None:
+        raise asyncio.CancelledError
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(cancels_itself)
+        with pytest.raises(JobCancelledError):
+            await job.wait()
+        assert job.state is JobState.FAILED
+        lanes.start_soon(cancels_itself)  # leaves nothing but a line in the log
+        await lanes.wait_idle()
+    assert "its task was cancelled" in caplog.text
+
+
+async def test_of_a_group_that_also_holds_a_cancellation_the_rest_is_given() -> None:
+    async def body() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError as error:
+            raise BaseExceptionGroup("both", [error, KeyError("lost")]) from None
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(body)
+        await asyncio.sleep(1)
+        job.cancel()
+        with pytest.RaisesGroup(KeyError):
+            await job.wait()
+        assert job.state is JobState.FAILED
+
+
+async def test_a_base_exception_of_a_body_leaves_the_block() -> None:
+    class Leaving(BaseException):
+        pass
+
+    async def leaves() -> None:
+        raise Leaving
+
+    with pytest.RaisesGroup(Leaving):
+        async with open_lanes() as lanes:
+            job = lanes.submit_nowait(leaves)
+            await asyncio.sleep(10)
+    assert isinstance(job.exception, JobCancelledError)
+
+
+async def test_a_wait_inside_a_body_is_a_wait_of_its_job_also_in_a_task_that_it_starts() -> None:
+    async def outer(lanes: Lanes) -> None:
+        await asyncio.create_task(lanes.run(asyncio.sleep, 0, session="alice"))
+
+    async with open_lanes() as lanes:
+        with pytest.raises(LaneDeadlockError, match="session 'alice'"):
+            await lanes.run(outer, lanes, session="alice")
+
+
+async def test_calls_of_a_body_at_the_same_time_keep_their_order() -> None:
+    order: list[int] = []
+
+    async def child(n: int) -> None:
+        order.append(n)
+
+    async def outer() -> None:
+        await asyncio.gather(*(lanes.run(child, n, session="alice") for n in range(20)))
+
+    async with open_lanes({"main": 4}) as lanes:
+        await lanes.run(outer)
+    assert order == list(range(20))
+
+
+async def test_lanes_inside_a_body_are_inside_its_job() -> None:
+    async def inner() -> None:
+        job = current_job()
+        assert job is not None
+        await outer.run(asyncio.sleep, 0, session="alice")
+
+    async def body() -> None:
+        async with open_lanes() as lanes:
+            await lanes.run(inner)
+
+    async with open_lanes() as outer:
+        with pytest.raises(LaneDeadlockError):
+            try:
+                await outer.run(body, session="alice")
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from None
+
+
+async def test_lending_lets_a_job_wait_for_one_that_needs_its_slot() -> None:
+    async def outer() -> str:
+        value = await lanes.run(asyncio.sleep, 1, "by run", yield_slot=True)
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            assert await lanes.run(asyncio.sleep, 1, "by hand") == "by hand"
+        await job.readmit()
+        return value
+
+    async with open_lanes({"main": 1}) as lanes:
+        assert await lanes.run(outer) == "by run"
+
+
+async def test_a_wrap_is_asyncios_and_runs_around_the_body() -> None:
+    seen: list[str] = []
+
+    async def wrap(job: trio_lanes.Job[Any], body: Callable[[], Awaitable[str]]) -> str:
+        seen.append(f"before {job.name}")
+        await asyncio.sleep(1)
+        value = await body()
+        seen.append(f"after {value}")
+        return value.upper()
+
+    async with open_lanes({"main": LaneConfig(wrap=wrap)}) as lanes:
+        value: str = await lanes.run(asyncio.sleep, 1, "value", name="it")
+        assert value == "VALUE"
+    assert seen == ["before it", "after value"]
+
+
+def test_a_task_factory_makes_the_tasks_of_bodies_between_acts() -> None:
+    made: list[asyncio.Task[Any]] = []
+
+    def factory(
+        loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=loop, **options)
+        made.append(task)
+        return task
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(factory)  # type: ignore[arg-type]
+        async with open_lanes({"main": 1}) as lanes:
+            jobs = [lanes.submit_nowait(asyncio.sleep, 1, n, name=f"job {n}") for n in range(3)]
+            assert [await job.wait() for job in jobs] == [0, 1, 2]
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+    names = [task.get_name() for task in made]
+    assert [name for name in names if name[:3] == "job"] == ["job 0", "job 1", "job 2"]
+
+
+async def test_submit_nowait_is_refused_at_the_call_when_a_lane_is_full() -> None:
+    async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
+        lanes.submit_nowait(asyncio.sleep, 1)
+        lanes.submit_nowait(asyncio.sleep, 1)
+        with pytest.raises(LaneFullError):
+            lanes.submit_nowait(asyncio.sleep, 1)
+
+
+async def test_submits_that_wait_for_room_are_served_in_their_order() -> None:
+    order: list[int] = []
+
+    async def body(n: int) -> None:
+        order.append(n)
+        await asyncio.sleep(1)
+
+    async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
+        jobs = await asyncio.gather(*(lanes.submit(body, n) for n in range(10)))
+        await asyncio.gather(*(lanes.run(body, n) for n in range(10, 20)))
+        assert all(job.done for job in jobs)
+    assert order == list(range(20))
+
+
+async def test_a_map_of_an_async_iterable_reads_it_in_asyncio_and_closes_it() -> None:
+    closed = []
+
+    async def items() -> AsyncIterator[int]:
+        try:
+            for n in range(100):
+                await asyncio.sleep(1)
+                yield n
+        finally:
+            closed.append(asyncio.current_task() is not None)
+
+    async def double(n: int) -> int:
+        await asyncio.sleep(1)
+        return 2 * n
+
+    async with open_lanes({"main": 3}) as lanes:
+        async with lanes.map(double, items()) as results:
+            found = [await anext(results) for _ in range(5)]
+    assert (found, closed) == ([0, 2, 4, 6, 8], [True])
+
+
+async def test_the_frames_of_a_body_are_shown() -> None:
+    async def deeper() -> None:
+        await asyncio.sleep(10)
+
+    async def body() -> None:
+        await deeper()
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(body)
+        await asyncio.sleep(1)
+        names = [frame.f_code.co_name for frame, _ in job.iter_await_frames()]
+        assert names[:3] == ["body", "deeper", "sleep"]
+        job.cancel()
+
+
+class Overdue(LaneInstrument):
+    def __init__(self) -> None:
+        self.overdue: list[str] = []
+
+    def job_overdue(self, job: trio_lanes.Job[Any], seconds: float) -> None:
+        self.overdue.append(job.name)
+
+
+async def test_a_body_that_swallows_its_cancellation_is_overdue_and_reset_gives_it_up() -> None:
+    async def swallows() -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            await asyncio.sleep(30)
+
+    instrument = Overdue()
+    async with open_lanes({"main": 1}, instruments=[instrument]) as lanes:
+        job = lanes.submit_nowait(swallows, name="deaf")
+        await asyncio.sleep(1)
+        job.cancel()
+        await asyncio.sleep(20)
+        assert (job.state, instrument.overdue) == (JobState.RUNNING, ["deaf"])
+        assert lanes.reset() == 1
+        assert await lanes.run(asyncio.sleep, 0, "next") == "next"
+        assert lanes.statistics().abandoned == 1
+    assert asyncio.get_running_loop().time() == 31
+
+
+async def test_a_hook_that_raises_is_removed_and_nothing_else_happens() -> None:
+    class Raises(LaneInstrument):
+        def job_started(self, job: trio_lanes.Job[Any]) -> None:
+            raise ValueError
+
+    async with open_lanes(instruments=[Raises()]) as lanes:
+        assert await lanes.run(asyncio.sleep, 1, "value") == "value"
+        assert await lanes.run(asyncio.sleep, 1, "value") == "value"

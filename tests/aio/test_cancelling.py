@@ -1,0 +1,292 @@
+"""`asyncio.Task.cancel` at any point of a caller, and the block of the lanes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from trio_lanes import Job, JobCancelledError, JobState, LaneConfig, LaneInstrument, current_job
+from trio_lanes.aio import Lanes, open_lanes
+
+pytestmark = pytest.mark.asyncio_only
+
+
+async def returns_anyway() -> str:
+    try:
+        await asyncio.sleep(2)
+    except asyncio.CancelledError:
+        await asyncio.sleep(1)
+    return "value"
+
+
+async def stubborn_raises() -> None:
+    try:
+        await asyncio.sleep(2)
+    finally:
+        raise KeyError("its own")
+
+
+async def test_run_whose_caller_is_cancelled_goes_on_until_its_job_has_ended() -> None:
+    async def cleans_up() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(3)
+
+    async with open_lanes() as lanes:
+        caller = asyncio.create_task(lanes.run(cleans_up))
+        await asyncio.sleep(1)
+        (job,) = lanes.jobs()
+        for _ in range(3):
+            caller.cancel()
+            await asyncio.sleep(0.5)
+        assert job.state is JobState.RUNNING
+        await asyncio.wait([caller])
+        assert caller.cancelled()
+        assert job.finished_at == asyncio.get_running_loop().time() == 4
+        assert job.state is JobState.CANCELLED
+
+
+async def test_run_whose_caller_is_cancelled_gives_what_the_body_raised() -> None:
+    async with open_lanes() as lanes:
+        caller = asyncio.create_task(lanes.run(stubborn_raises))
+        await asyncio.sleep(1)
+        caller.cancel()
+        with pytest.raises(KeyError):
+            await caller
+
+
+async def test_a_value_is_not_lost_and_the_cancellation_comes_again_at_the_next_wait() -> None:
+    reached: list[object] = []
+
+    async def caller() -> None:
+        while True:
+            reached.append(await lanes.run(returns_anyway))
+            await asyncio.sleep(10)
+
+    async with open_lanes() as lanes:
+        task = asyncio.create_task(caller())
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert reached == ["value"]
+        assert asyncio.get_running_loop().time() == 2
+
+
+async def test_a_timeout_around_run_that_is_left_with_a_value_cancels_nothing_later() -> None:
+    async with open_lanes() as lanes:
+        async with asyncio.timeout(1) as timeout:
+            assert await lanes.run(returns_anyway) == "value"
+        assert timeout.expired()
+        await asyncio.sleep(10)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+
+async def test_a_timeout_around_run_ends_it() -> None:
+    async with open_lanes() as lanes:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await lanes.run(asyncio.sleep, 10)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lanes.run(asyncio.sleep, 10), 1)
+        assert lanes.jobs() == []
+
+
+class Ends(LaneInstrument):
+    """Counts how often each job settles."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Job[Any]] = []
+        self.settled: list[Job[Any]] = []
+
+    def job_submitted(self, job: Job[Any]) -> None:
+        self.submitted.append(job)
+
+    def job_finished(self, job: Job[Any]) -> None:
+        self.settled.append(job)
+
+
+async def by_run(lanes: Lanes) -> None:
+    await lanes.run(asyncio.sleep, 1, session="alice")
+
+
+async def by_submit(lanes: Lanes) -> None:
+    await (await lanes.submit(asyncio.sleep, 1, session="alice")).wait()
+
+
+async def by_run_inside_a_job(lanes: Lanes) -> None:
+    await lanes.run(by_run, lanes, lane="outer")
+
+
+async def by_submit_inside_a_job(lanes: Lanes) -> None:
+    await lanes.run(by_submit, lanes, lane="outer")
+
+
+async def by_a_loan(lanes: Lanes) -> None:
+    async def body() -> None:
+        job = current_job()
+        assert job is not None
+        await lanes.run(asyncio.sleep, 1, yield_slot=True)
+        async with job.yield_slot():
+            await asyncio.sleep(0)
+        await job.readmit()
+
+    await lanes.run(body)
+
+
+async def by_a_nursery(lanes: Lanes) -> None:
+    async with lanes.open_nursery() as jobs:
+        for _ in range(2):
+            jobs.start_soon(asyncio.sleep, 1, lane="outer")
+
+
+async def by_a_map(lanes: Lanes) -> None:
+    async with lanes.map(asyncio.sleep, [1, 1, 1]) as results:
+        async for _ in results:
+            pass
+
+
+CALLERS = [
+    by_run,
+    by_submit,
+    by_run_inside_a_job,
+    by_submit_inside_a_job,
+    by_a_loan,
+    by_a_nursery,
+    by_a_map,
+]
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_caller_may_be_cancelled_at_each_turn_of_the_loop(
+    caller: Callable[[Lanes], Awaitable[None]], full: bool
+) -> None:
+    """Each job settles once, no slot is lost, and the caller ends."""
+    ends = Ends()
+    most = 1 if full else float("inf")
+    config = {"main": LaneConfig(max_waiting=most), "outer": 3}
+    async with open_lanes(config, instruments=[ends]) as lanes:
+        turns, ended = 0, False
+        while not ended:
+            turns += 1
+            others = [lanes.submit_nowait(asyncio.sleep, 0.1) for _ in range(2)]
+            task = asyncio.ensure_future(caller(lanes))
+            for _ in range(turns):
+                await asyncio.sleep(0 if turns < 60 else 0.1)
+            ended = task.done()
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled() or task.exception() is None
+            for job in others:
+                await job.wait()
+            await lanes.wait_idle()
+            assert not any(lane.limiter.borrowed_tokens for lane in lanes.lanes())
+        assert turns > 10
+    assert len(ends.settled) == len(set(ends.settled)) == len(ends.submitted)
+
+
+async def test_a_failure_of_start_soon_cancels_the_block_as_a_task_group_does() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(1)
+        raise KeyError("failed")
+
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.RaisesGroup(KeyError):
+        async with open_lanes() as lanes:
+            lanes.start_soon(fails)
+            job = lanes.submit_nowait(asyncio.sleep, 100)
+            await asyncio.sleep(100)
+    assert asyncio.get_running_loop().time() == 1
+    assert task.cancelling() == 0
+    assert isinstance(job.exception, JobCancelledError)
+
+
+async def test_an_exception_of_the_block_cancels_all_and_leaves_in_a_group() -> None:
+    with pytest.RaisesGroup(ValueError):
+        async with open_lanes() as lanes:
+            job = lanes.submit_nowait(asyncio.sleep, 100)
+            raise ValueError
+    assert job.state is JobState.CANCELLED
+
+
+async def test_a_failure_and_a_cancellation_from_outside_leave_as_from_a_task_group() -> None:
+    async def raises_when_cancelled() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            raise KeyError("failed")
+
+    async def block() -> None:
+        with pytest.RaisesGroup(KeyError):
+            async with open_lanes() as lanes:
+                lanes.start_soon(raises_when_cancelled)
+                await asyncio.sleep(100)
+        await asyncio.sleep(100)
+
+    task = asyncio.create_task(block())
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert asyncio.get_running_loop().time() == 1
+
+
+async def test_a_cancellation_while_the_block_is_left_cancels_what_runs() -> None:
+    async def block() -> None:
+        async with open_lanes() as lanes:
+            jobs.append(lanes.submit_nowait(asyncio.sleep, 100))
+
+    jobs: list[Job[Any]] = []
+    task = asyncio.create_task(block())
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert isinstance(jobs[0].exception, JobCancelledError)
+
+
+async def test_a_cancellation_while_the_block_is_entered_leaves_it() -> None:
+    for turns in range(12):
+        task = asyncio.create_task(open_lanes().__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() or task.exception() is None
+        if not task.cancelled():
+            break
+    assert turns > 2
+
+
+async def test_lanes_may_be_entered_in_one_task_and_left_in_another() -> None:
+    """As fixtures of pytest-asyncio are."""
+    manager = open_lanes()
+    lanes = await asyncio.create_task(manager.__aenter__())
+    assert await lanes.run(asyncio.sleep, 1, "value") == "value"
+    await asyncio.create_task(manager.__aexit__(None, None, None))
+
+
+async def test_lanes_that_have_ended_still_answer() -> None:
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(asyncio.sleep, 1, "value")
+    assert await job.wait() == "value"
+    await lanes.wait_idle()
+    assert (await lanes.drain()).finished == 0
+
+
+def test_a_system_exit_leaves_as_it_is() -> None:
+    async def main() -> None:
+        async with open_lanes():
+            raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        asyncio.run(main())
+    assert caught.value.code == 3

@@ -1,0 +1,130 @@
+"""Durable lanes with handlers of asyncio's."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.programs import PATIENCE
+from trio_lanes.aio import current_durable_job, open_durable_lanes
+from trio_lanes.durable import DurableJobError, DurableLanes, MemoryStore, RetryPolicy, SqliteStore
+
+ONCE = RetryPolicy(max_attempts=1)
+
+
+@pytest.mark.asyncio_only
+async def test_a_handler_is_asyncios_and_has_the_verbs_of_its_run() -> None:
+    async def answer(payload: dict[str, str]) -> str:
+        async with asyncio.timeout(1):
+            await asyncio.sleep(0.1)
+        run = current_durable_job()
+        assert run is not None
+        await run.checkpoint({"half": True})
+        await run.emit("an event")
+        async with run.yield_slot():
+            await asyncio.sleep(0)
+        async for message in run.messages():
+            return f"{payload['text']} {message}"
+        raise AssertionError
+
+    assert current_durable_job() is None
+    async with open_durable_lanes(MemoryStore(), {"answer": answer}) as lanes:
+        assert isinstance(lanes, DurableLanes)
+        assert "DurableLanes" in repr(lanes)
+        job = await lanes.submit("answer", {"text": "hello"}, session="alice")
+        events = job.events()
+        assert await anext(events) == (1, "an event")
+        await lanes.send("alice", "bob")
+        assert await job.wait() == "hello bob"
+        assert [event async for event in events] == []
+        async with lanes.lock("key") as held:
+            assert held.key == "key"
+        (listed,) = await lanes.jobs()
+        assert listed.id == job.id
+
+
+@pytest.mark.asyncio_only
+async def test_a_handler_that_fails_or_is_cancelled_ends_as_in_trio() -> None:
+    async def fails(payload: object) -> None:
+        raise KeyError(payload)
+
+    async def cleans_up(payload: object) -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(1)
+            cleaned.append(payload)
+
+    async def cancels_itself(payload: object) -> None:
+        raise asyncio.CancelledError
+
+    cleaned: list[object] = []
+    handlers = {"fails": fails, "cleans_up": cleans_up, "cancels_itself": cancels_itself}
+    async with open_durable_lanes(MemoryStore(), handlers, retry=ONCE) as lanes:
+        for name in ("fails", "cancels_itself"):
+            job = await lanes.submit(name, 1)
+            with pytest.raises(DurableJobError):
+                await job.wait()
+        job = await lanes.submit("cleans_up", 2)
+        await asyncio.sleep(1)
+        assert await lanes.cancel(job.id)
+        with pytest.raises(Exception, match="cancelled"):
+            await job.wait()
+        assert cleaned == [2]
+
+
+@pytest.mark.parametrize("handlers", [5, {"answer": 5}])
+def test_bad_handlers_are_refused_at_the_call(handlers: Any) -> None:
+    with pytest.raises(TypeError, match="handler"):
+        open_durable_lanes(MemoryStore(), handlers)
+
+
+APPLICATION = """
+import asyncio
+from trio_lanes.aio import open_durable_lanes
+from trio_lanes.durable import SqliteStore
+
+async def answer(payload):
+    await asyncio.sleep(0)
+    print("answered", payload, flush=True)
+
+def lanes():
+    print("made", flush=True)
+    return open_durable_lanes(SqliteStore("jobs.db"), {"answer": answer})
+"""
+
+
+@pytest.mark.real_processes
+def test_the_command_runs_a_worker_with_handlers_of_asyncios(tmp_path: Path) -> None:
+    async def never(payload: object) -> None:
+        raise AssertionError
+
+    async def submit() -> None:
+        store = SqliteStore(tmp_path / "jobs.db")
+        async with open_durable_lanes(store, {"answer": never}, worker=False) as lanes:
+            await lanes.submit("answer", 42)
+
+    (tmp_path / "app.py").write_text(APPLICATION)
+    asyncio.run(submit())
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "trio_lanes", "worker", "app:lanes"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "made\n"
+        assert worker.stdout.readline() == "answered 42\n"
+        worker.send_signal(signal.SIGTERM)
+        rest, _ = worker.communicate(timeout=PATIENCE)
+        assert (rest, worker.returncode) == ("", 0)
+    finally:
+        worker.kill()
+        worker.wait()

@@ -1,0 +1,257 @@
+"""Loops: of all kinds, one after the other, and closed too early."""
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import outcome
+import pytest
+import trio
+
+from tests.support.programs import PATIENCE
+from trio_lanes import Job, JobCancelledError, LanesClosedError
+from trio_lanes.aio import Lanes, open_lanes
+
+
+def loops() -> list[object]:
+    found: list[object] = [pytest.param(asyncio.SelectorEventLoop, id="asyncio")]
+    if sys.platform != "win32":
+        uvloop = pytest.importorskip("uvloop")
+        found.append(pytest.param(uvloop.new_event_loop, id="uvloop"))
+    return found
+
+
+class LoopWithoutReaders(asyncio.SelectorEventLoop):
+    """As the proactor of Windows: Trio waits in its thread."""
+
+    def add_reader(self, *arguments: object) -> None:  # type: ignore[override]
+        raise NotImplementedError
+
+
+async def work(lanes: Lanes) -> None:
+    order: list[int] = []
+
+    async def body(n: int) -> int:
+        order.append(n)
+        await asyncio.sleep(0)
+        return n
+
+    async def inside() -> int:
+        return await lanes.run(body, 9, lane="cron")
+
+    jobs = [lanes.submit_nowait(body, n, session="alice") for n in range(5)]
+    assert [await job.wait() for job in jobs] == order == [0, 1, 2, 3, 4]
+    assert await lanes.run(inside) == 9
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await lanes.run(asyncio.sleep, 60)
+    await lanes.submit(asyncio.sleep, 0, delay=0.001, queue_timeout=60)
+    await lanes.wait_idle()
+    portal = lanes.portal()
+    assert await asyncio.to_thread(portal.run, body, 7) == 7
+    of_trio = lanes.trio.submit_nowait(trio.to_thread.run_sync, int, "8")
+    await lanes.wait_idle()
+    assert of_trio.outcome == outcome.Value(8)
+
+
+@pytest.mark.parametrize("new_loop", [*loops(), pytest.param(LoopWithoutReaders, id="a thread")])
+def test_lanes_work_in_any_loop_and_leave_no_thread(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def main() -> None:
+        async with open_lanes() as lanes:
+            await work(lanes)
+
+    for _ in range(2):
+        with asyncio.Runner(loop_factory=new_loop, debug=True) as runner:
+            runner.run(main())
+            runner.run(main())
+    assert not trio.lowlevel.in_trio_run()
+
+
+def test_the_loop_waits_for_trio_without_a_thread() -> None:
+    async def main() -> None:
+        async with open_lanes() as lanes:
+            await lanes.run(asyncio.sleep, 0, delay=0.001)
+            await lanes.wait_idle()
+            assert threading.active_count() == before
+
+    before = threading.active_count()
+    asyncio.run(main())
+
+
+def test_two_lanes_of_a_loop_share_one_guest_run() -> None:
+    async def main() -> None:
+        async with open_lanes() as one:
+            token = trio.lowlevel.current_trio_token()
+            async with open_lanes() as other:
+                assert trio.lowlevel.current_trio_token() is token
+
+                async def body() -> str:
+                    return await other.run(asyncio.sleep, 0, "value")
+
+                assert await one.run(body) == "value"
+            await work(one)
+
+    asyncio.run(main())
+
+
+def test_lanes_may_be_opened_while_those_before_are_still_being_left() -> None:
+    async def use() -> None:
+        async with open_lanes() as lanes:
+            await lanes.run(asyncio.sleep, 0)
+
+    async def main() -> None:
+        for turns in range(20):
+            first = asyncio.create_task(use())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await asyncio.gather(first, use())
+
+    asyncio.run(main())
+
+
+def errors_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.ERROR and record.name == "trio_lanes"
+    ]
+
+
+def test_a_loop_that_ends_while_lanes_are_open_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        lanes = await open_lanes().__aenter__()
+        running.append(lanes.submit_nowait(asyncio.sleep, 60))
+        waiting.append(lanes.submit_nowait(asyncio.sleep, 0, delay=60))
+        await asyncio.sleep(0)
+
+    waiting: list[Job[None]] = []
+    running: list[Job[None]] = []
+    asyncio.run(main())
+    assert isinstance(running[0].exception, JobCancelledError)
+    (error,) = (error for error in errors_in(caplog) if "never retrieved" not in error)
+    assert "closed while lanes were open" in error
+    assert isinstance(waiting[0].exception, LanesClosedError)
+    assert not trio.lowlevel.in_trio_run()
+
+
+# the tasks of Trio's that are collected with it, in the middle of what they do
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_that_is_closed_as_it_is_says_so_once_it_is_collected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        lanes = await open_lanes().__aenter__()
+        await lanes.run(asyncio.sleep, 0)
+
+    async def again() -> None:
+        async with open_lanes() as lanes:
+            await work(lanes)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    del loop
+    asyncio.run(again())
+    (error,) = errors_in(caplog)
+    assert "closed while lanes were open" in error
+    gc.collect()
+
+
+PYTEST_ASYNCIO = """
+import asyncio, pytest, pytest_asyncio
+from trio_lanes.aio import open_lanes
+
+@pytest_asyncio.fixture
+async def lanes():
+    async with open_lanes() as lanes:
+        yield lanes
+
+@pytest.mark.asyncio
+async def test_a_fixture(lanes):
+    assert await lanes.run(asyncio.sleep, 0, "value", session="alice") == "value"
+"""
+
+ANYIO = """
+import anyio, asyncio, pytest
+from trio_lanes.aio import open_lanes
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+@pytest.fixture
+async def lanes():
+    async with open_lanes() as lanes:
+        yield lanes
+
+async def body():
+    with anyio.move_on_after(0.001) as scope:
+        await anyio.sleep(60)
+    assert scope.cancelled_caught
+    async with anyio.create_task_group() as group:
+        group.start_soon(anyio.sleep, 0)
+    return "value"
+
+@pytest.mark.anyio
+async def test_a_fixture(lanes):
+    assert await lanes.run(body, session="alice") == "value"
+    with anyio.move_on_after(0.001) as scope:
+        await lanes.run(anyio.sleep, 60)
+    assert scope.cancelled_caught
+    with pytest.raises(ExceptionGroup):
+        async with anyio.create_task_group() as group:
+            group.start_soon(lanes.run, anyio.sleep, 60)
+            raise ValueError
+    assert lanes.jobs() == []
+"""
+
+
+@pytest.mark.real_processes
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        pytest.param(
+            PYTEST_ASYNCIO,
+            ["-p", "pytest_asyncio", "-o", "asyncio_default_fixture_loop_scope=function"],
+            id="pytest-asyncio",
+        ),
+        pytest.param(ANYIO, ["-p", "anyio"], id="anyio"),
+    ],
+)
+def test_lanes_are_a_fixture_of_plugins(text: str, options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:trio", *options]
+    done = subprocess.run(
+        [*command, "test_it.py"], cwd=tmp_path, timeout=PATIENCE, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_jobs_leave_nothing_behind() -> None:
+    async def many(lanes: Lanes, number: int) -> None:
+        for _ in range(number // 100):
+            for n in range(100):
+                lanes.submit_nowait(asyncio.sleep, 0, session=str(n))
+            await lanes.wait_idle()
+
+    async def main() -> None:
+        async with open_lanes({"main": 8}) as lanes:
+            await many(lanes, 1_000)
+            gc.collect()
+            before = len(gc.get_objects())
+            await many(lanes, 100_000)
+            gc.collect()
+            assert len(gc.get_objects()) - before < 500
+
+    asyncio.run(main())
