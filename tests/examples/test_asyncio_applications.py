@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx2
@@ -129,13 +129,14 @@ async def ask(name: str) -> str:
     app.state.lanes.start_soon(work, name + " afterwards", session=name)
     return await app.state.lanes.run(work, name, session=name)
 
-uvicorn.run(app, port=0, loop=sys.argv[1])
+grace = int(sys.argv[2]) if sys.argv[2:] else None
+uvicorn.run(app, port=0, loop=sys.argv[1], timeout_graceful_shutdown=grace)
 """
 
 
 @asynccontextmanager
-async def busy_server(loop: str) -> AsyncIterator[tuple[Program, httpx2.AsyncClient]]:
-    async with running("-c", SERVER, loop) as program:
+async def busy_server(*arguments: str) -> AsyncIterator[tuple[Program, httpx2.AsyncClient]]:
+    async with running("-c", SERVER, *arguments) as program:
         url = (await program.line("Uvicorn running on ")).split()[0]
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
             yield program, client
@@ -170,6 +171,30 @@ async def test_at_a_signal_uvicorn_ends_requests_and_jobs_and_then_itself(
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_when_uvicorns_grace_is_over_open_requests_and_their_jobs_are_cancelled(
+    loop: str,
+) -> None:
+    async with busy_server(loop, "1") as (program, client), trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def ask() -> None:
+            with suppress(httpx2.HTTPError):
+                assert (await client.post("/ann")).status_code == 500
+
+        await program.until("began ann afterwards")
+        program.process.send_signal(signal.SIGTERM)
+        await program.until("Waiting for application shutdown")
+        await program.tell("go")
+        await program.until("ended ann afterwards")
+        await program.until("left")
+        assert await program.exit_code() == -signal.SIGTERM
+    assert program.text.count("began") == 1
+
+
+# From Python 3.12 on, uvicorn waits for open connections on asyncio's own loop, whatever comes.
+@pytest.mark.parametrize(
+    "loop", ["uvloop", "asyncio"] if sys.version_info < (3, 12) else ["uvloop"]
+)
 async def test_at_the_second_ctrl_c_running_jobs_are_cancelled_and_waiting_ones_never_start(
     loop: str,
 ) -> None:
