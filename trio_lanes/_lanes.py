@@ -15,7 +15,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actors.job import AnyJob
 from ._actors.options import LaneConfig, LaneGroup, session_config
 from ._actors.plan import Plan
-from ._config.check import finite_seconds
+from ._config.check import boolean, finite_seconds
 from ._config.errors import UnknownLaneError
 from ._config.names import DEFAULT_LANES, resolve_global_lane, session_key
 from ._config.protected import protected_context
@@ -40,6 +40,7 @@ def open_lanes(
     sessions: LaneConfig = LaneConfig(concurrency=1),
     groups: Mapping[str, LaneGroup] = MappingProxyType({}),
     instruments: Iterable[LaneInstrument] = (),
+    wait_accounting: bool = False,
 ) -> AbstractAsyncContextManager[Lanes]:
     """Open lanes that live in a nursery of their own, for as long as the block.
 
@@ -65,6 +66,7 @@ def open_lanes(
       sessions: the configuration of all other session lanes.
       groups: global lanes that share a budget and rate limits, by the groups' names.
       instruments: hooks; see `LaneInstrument`.
+      wait_accounting: whether jobs know where their waits went: `Job.waits`.
 
     Raises:
       TypeError, ValueError: for a bad configuration, at the call.
@@ -73,11 +75,12 @@ def open_lanes(
         act got that exception before.
     """
     plan = Plan(others=session_config(sessions)).changed(lanes, groups, opening=True)
-    return _opened(plan, Hooks(instruments, LaneInstrument))
+    boolean("wait_accounting", wait_accounting)
+    return _opened(plan, Hooks(instruments, LaneInstrument), wait_accounting)
 
 
 @protected_context
-async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
+async def _opened(plan: Plan, hooks: Hooks, wait_accounting: bool) -> AsyncIterator[Lanes]:
     if not trio.lowlevel.in_trio_task():
         raise RuntimeError(
             "trio_lanes.open_lanes needs a task of Trio's, as trio.run() runs it; "
@@ -85,7 +88,7 @@ async def _opened(plan: Plan, hooks: Hooks) -> AsyncIterator[Lanes]:
         )
     with ExitStack() as when_all_has_ended:
         async with trio.open_nursery() as nursery:
-            scheduler = Scheduler(nursery, hooks)
+            scheduler = Scheduler(nursery, hooks, wait_accounting=wait_accounting)
             when_all_has_ended.callback(_all_has_ended, scheduler)
             lanes = Lanes._create(scheduler)
             with scheduler.batch():

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .options import ExtraOptions
     from .session import SessionActor
     from .wait import Wait, Waiter
+    from .wait_log import WaitLog
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -134,6 +135,8 @@ class Keeper(Protocol):
     def end_wait(self, wait: Wait) -> None: ...
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]: ...
     def root_causes(self, job: AnyJob) -> tuple[Cause, ...]: ...
+    @property
+    def current_time(self) -> Callable[[], float]: ...
     def add_waiter(self, target: AnyJob, waiter: Waiter) -> None: ...
 
 
@@ -235,6 +238,7 @@ class Job(Generic[T_co]):
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
     _ended_with: Any  # the value of its body, or the error for its waiters; set when it settles
     _traceback: TracebackType | None  # of that error; set when it settles, unless it succeeds
+    _log: WaitLog | None  # with wait_accounting, if it has waited
     # Written by the loop as well
     id: int
     submitted_at: float
@@ -301,6 +305,22 @@ class Job(Generic[T_co]):
         A job that is readmitted, or wants the slot back that it has lent, begins to wait anew.
         """
         return None if self._waiting_since == _NEVER_WAITED else self._waiting_since
+
+    @property
+    def waits(self) -> Mapping[str, float]:
+        """The seconds that it has waited to start so far, by cause: ``"session"``, ``"slots"``,
+        ``"group"``, ``"rate"``, ``"pause"``, ``"delay"`` and ``"order"`` (others are before it).
+
+        Each moment has one cause, the first of `blocked_by`, so they sum to the time from its
+        submission to its start. ``"room"``, for which it waited before it was submitted, is not in
+        that sum. Causes for which it did not wait are not there. Empty without
+        ``open_lanes(wait_accounting=True)``.
+        """
+        if self._log is None:
+            return {}
+        ended = self.finished_at if self.started_at is None else self.started_at
+        now = self._keeper.current_time() if ended is None else ended
+        return self._log.read(now, now - self.submitted_at if self.id else 0.0)
 
     @property
     def owner(self) -> Hashable:
@@ -617,6 +637,11 @@ class Job(Generic[T_co]):
         """Undo `_let_failure_leave`."""
         self._unhandled = False
 
+    def _keep_log(self, log: WaitLog) -> WaitLog:
+        """Have ``log`` keep where its wait goes."""
+        self._log = log
+        return log
+
     def _keep_timer(self, timer: Timer) -> None:
         """Have ``timer`` cancelled when this job waits no more."""
         self._timers = [*(self._timers or ()), timer]
@@ -689,6 +714,7 @@ def make_job(
         job._scope = unused_scopes.pop() if unused_scopes else trio.CancelScope()
     job._interruption = None
     job._waiters = None
+    job._log = None
     return job
 
 

@@ -72,6 +72,7 @@ class LaneActor(Actor):
         "label",
         "lanes",
         "line",
+        "moved",
         "overdue",
         "plain",
         "readmitting",
@@ -99,6 +100,7 @@ class LaneActor(Actor):
         turns: Turns,
         lanes: Mapping[str, LaneActor],
         ask: AskForTokens,
+        moved: list[AnyJob],
     ) -> None:
         self._name = name
         self.label = label  # its name, or the template that it comes from
@@ -106,6 +108,7 @@ class LaneActor(Actor):
         self.template: Pausable | None = None  # that it comes from
         self.lanes = lanes  # {name: global lane that is alive}, itself among them
         self._ask = ask
+        self.moved = moved  # takes the jobs that leave its line and have a log
         self.defaults: Mapping[
             str, float
         ] = {}  # options that its jobs have unless they say otherwise
@@ -376,6 +379,8 @@ class LaneActor(Actor):
         self.step()
         self.line.remove(job)
         arrival, job._arrival = job._arrival, 0
+        if job._log is not None:
+            self.moved.append(job)
         self.touch()
         return arrival
 

@@ -85,6 +85,7 @@ from .._observe.overdue import Overdue
 from .._observe.wait_warnings import WaitWarnings
 from .._queue.timers import Timers
 from .._waiting import deadlock
+from .._waiting.accounts import Accounts
 from .._waiting.blockers import blockers, newcomers_blockers
 from .._waiting.causes import root_causes
 from .._waiting.current import jobs_by_task, jobs_here
@@ -120,11 +121,14 @@ class Scheduler:
     # An object without slots keeps up to thirty attributes as cheaply; here are more.
     __slots__ = (
         "__weakref__",
+        "_accounting",
         "_changed",
         "_clocks",
         "_context",
         "_effects",
+        "_held",
         "_instruments",
+        "_moved",
         "_next_arrival",
         "_next_id",
         "_next_return",
@@ -135,6 +139,7 @@ class Scheduler:
         "_token",
         "_wait_warnings",
         "abandoned",
+        "accounts",
         "broken",
         "closing",
         "current_time",
@@ -158,7 +163,7 @@ class Scheduler:
         "workers",
     )
 
-    def __init__(self, nursery: trio.Nursery, hooks: Hooks) -> None:
+    def __init__(self, nursery: trio.Nursery, hooks: Hooks, *, wait_accounting: bool) -> None:
         self._nursery: Final = nursery
         self._context: Final = copy_context()  # the context of the lanes' own tasks
         self.current_time: Final = trio.lowlevel.current_clock().current_time
@@ -173,7 +178,11 @@ class Scheduler:
         self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
         self._changed: Final[dict[Actor, None]] = {}  # lanes that may have become empty or idle
 
-        self.registry: Final = Registry(self._ask_for_tokens)
+        self.accounts: Final = Accounts()
+        self._accounting: Final = wait_accounting
+        self._moved: Final = self.accounts.moved  # stays empty without accounting, and so does:
+        self._held: Final = self.accounts.by_actor
+        self.registry: Final = Registry(self._ask_for_tokens, self._moved)
         self.lanes: Final = self.registry.lanes
         self.sessions: Final = self.registry.sessions
         self.groups: Final = self.registry.groups
@@ -339,6 +348,8 @@ class Scheduler:
                     self._set_clock(clocks.popitem()[0])
                 else:
                     break
+            if self._moved or self._held:
+                self.accounts.settle(self.now)
         except BaseException as error:
             self.broke_down(error)
             raise
@@ -348,6 +359,8 @@ class Scheduler:
 
     def _serve_session(self, session: SessionActor) -> None:
         session.touched = False
+        if self._held:
+            self.accounts.changed[session] = None
         while session.waiting or session.rates.units or session.readmitting:
             forward = session.next_forward(self.now)
             if forward is None:
@@ -373,6 +386,8 @@ class Scheduler:
 
     def _serve_lane(self, lane: LaneActor) -> None:
         lane.touched = False
+        if self._held:
+            self.accounts.note_lane(lane)
         if lane.mailbox.count or not lane.plain:
             lane.begin_turn()
         group = lane.group
@@ -412,6 +427,8 @@ class Scheduler:
 
     def _serve_group(self, group: Group) -> None:
         group.touched = False
+        if self._held:
+            self.accounts.changed.update(dict.fromkeys(group.lanes))
         job = group.next_start(self.now)
         if job is not None:
             self._start(job)
@@ -517,6 +534,8 @@ class Scheduler:
                 self._postpone(job)
             else:
                 self._join(job, job.id)
+            if self._accounting:
+                self._moved.append(job)
             if self._instruments:
                 if self._tells:
                     self._has_changed(job)
@@ -526,6 +545,8 @@ class Scheduler:
                 if to_act or self._effects or self._changed or self.watches.due:
                     self.serve()
                 else:  # other jobs are before this one
+                    if self._accounting:
+                        self.accounts.settle(self.now)
                     self.serving = False
         except BaseException as error:
             self.broke_down(error)
@@ -566,6 +587,8 @@ class Scheduler:
         with self.batch():
             _forget_delay(job)
             self._join(job, self._next_id())
+            if self._accounting:
+                self._moved.append(job)
         self.check_accepted(job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
@@ -586,6 +609,8 @@ class Scheduler:
             job._lane.readmit(job, self._next_return())
             return
         job._lane.receive(job, arrival or self._next_arrival())
+        if job._log is not None:
+            self._moved.append(job)
         if self._instruments:
             self.tell_of_job(self.hooks.job_forwarded, job)
 
@@ -610,10 +635,14 @@ class Scheduler:
                 session.readmitted(job)
             self._resume(job)
             return
+        if job._log is not None:
+            job._log.close(now)
         advance(job, RUNNING)
         job.started_at = job._progress_at = now
         if session is not None:
             session.started(job)
+            if self._held:
+                self.accounts.changed[session] = None
         lane.unbind(job)
         if job._timers:
             self._cancel_timers(job)
@@ -741,6 +770,8 @@ class Scheduler:
             lane, session, scope = job._lane, job._session_lane, job._scope
             assert scope is not None
             scope.cancel()
+            if job._log is not None:
+                job._log.close(self.now)
             if job.id in lane.delayed:
                 _forget_delay(job)
             else:
@@ -931,6 +962,8 @@ class Scheduler:
             lane = job._lane = self.bring_to_life(lane)
         request = RoomRequest(job, self._is_inside, session, on_decision)
         with self.batch():
+            if self._accounting:
+                self.accounts.asked_for_room(job, self.now)
             self.room.join(request, self.now)
         return request
 

@@ -26,8 +26,9 @@ before other tasks have their turn. They take 400 KB."""
 class Registry:
     """The lanes of one `open_lanes`."""
 
-    def __init__(self, ask: AskForTokens) -> None:
+    def __init__(self, ask: AskForTokens, moved: list[AnyJob]) -> None:
         self._ask: Final = ask
+        self._moved: Final = moved
         self.plan = Plan()
         self.lanes: Final[dict[str, LaneActor]] = {}  # {name: global lane that is alive}
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor that is alive}
@@ -62,7 +63,7 @@ class Registry:
     def new_lane(self, name: str, label: str) -> LaneActor:
         """Make a lane as the plan describes the lanes of ``label``; it is not alive yet."""
         config = self.plan.lanes[label]
-        lane = LaneActor(name, label, config, self.lane_turns, self.lanes, self._ask)
+        lane = LaneActor(name, label, config, self.lane_turns, self.lanes, self._ask, self._moved)
         template = self.templates.get(label)
         if template is not None:
             lane.set_template(template)

@@ -177,6 +177,15 @@ def test_a_run_alone_takes_no_more_calls_than_it_did() -> None:
     assert calls_of(main) / JOBS <= MOST_CALLS_ALONE
 
 
+def test_accounting_for_waits_costs_a_job_that_does_not_wait_at_most_a_twentieth() -> None:
+    async def main() -> None:
+        async with open_lanes({"main": 10}, wait_accounting=True) as lanes:
+            for n in range(JOBS):
+                await lanes.run(no_op, n, session="alice")
+
+    assert calls_of(main) / JOBS <= 1.05 * MOST_CALLS_ALONE
+
+
 def test_sessions_that_come_and_go_take_no_more_calls_than_they_did() -> None:
     async def main() -> None:
         async with open_lanes({"main": 10}) as lanes:
