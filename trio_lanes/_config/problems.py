@@ -22,9 +22,9 @@ class Problem:
 
     kind: str
     """``"overdue"``: a body has outlived its timeout or its cancellation. ``"pause"``: until it is
-    resumed. ``"concurrency"``: of 0. ``"rate"``: a job is held longer than the limit's ``per``.
-    ``"stalled"``: a job waits, and has no reason to. ``"deadlock"``. Of durable lanes as well:
-    ``"dead"``: a dead job keeps its session closed. ``"handler"``: no live instance has it.
+    resumed. ``"concurrency"``, ``"group"``: of 0. ``"rate"``: a job is held longer than the limit's
+    ``per``. ``"stalled"``: a job waits, and has no reason to. ``"deadlock"``. Of durable lanes as
+    well: ``"dead"``: a dead job keeps its session closed. ``"handler"``: no live instance has it.
     ``"instance"``: none lives. ``"gone"``: the instance of a run. ``"slow"``: the store."""
     lane: str
     """The name of the lane, or the session lane; empty: of all."""
@@ -58,7 +58,7 @@ def problem_of(
         if (
             cause.kind in _ALWAYS
             or (cause.kind == "pause" and cause.seconds is None)
-            or (cause.kind == "concurrency" and cause.root.endswith("it has none"))
+            or (cause.kind in ("concurrency", "group") and cause.root.endswith("it has none"))
             or (cause.kind == "rate" and first and (cause.seconds or 0) > longest)
         ):
             assert cause.advice is not None

@@ -197,8 +197,12 @@ class _Roots:
                 yield from self._held("concurrency", lane.name, words, sharing, before, way)
         if group is not None and not group.has_budget:
             used, most = sum(group.used.values()), group.config.concurrency
-            words = f'tokens of the group "{group.name}": {used} of {most}'
-            yield from self._held("group", group.name, words, group.lanes, before, way)
+            words = f'tokens of the group "{group.name}": '
+            if most:
+                words += f"{used} of {most}"
+                yield from self._held("group", group.name, words, group.lanes, before, way)
+            else:
+                yield _cause(way, "group", group.name, f"{words}it has none")
         elif group is None or way[-1][0] in lane.slot_requests:
             return  # a slot that comes back ignores reservations
         elif group.reserved(lane.label):
@@ -212,7 +216,7 @@ class _Roots:
         holders = [job for lane in lanes for job in lane.running_jobs() if job._slot is HELD]
         holders.sort(key=lambda job: job.started_at or 0)
         others = kind == "concurrency" and len(holders) < lanes[0].limiter.borrowed_tokens
-        if not others and not any(map(can_continue, holders)):
+        if holders and not others and not any(map(can_continue, holders)):
             yield from self._any(holders, f'{_HOLDER} "{holders[0].lane}"', way)
             return
         root = f"{words} in use"

@@ -240,10 +240,17 @@ def open_lanes(
     sessions: LaneConfig = LaneConfig(concurrency=1),
     groups: Mapping[str, LaneGroup] = MappingProxyType({}),
     instruments: Iterable[LaneInstrument] = (),
+    wait_accounting: bool = False,
 ) -> AbstractAsyncContextManager[Lanes]:
     """Open lanes in an asyncio application: `trio_lanes.open_lanes`, for asyncio."""
     return _OpenedLanes(
-        core.open_lanes(lanes, sessions=sessions, groups=groups, instruments=instruments)
+        core.open_lanes(
+            lanes,
+            sessions=sessions,
+            groups=groups,
+            instruments=instruments,
+            wait_accounting=wait_accounting,
+        )
     )
 
 

@@ -253,6 +253,14 @@ async def test_a_lane_and_a_session_of_none_are_causes(autojump_clock: MockClock
         end_all(lanes)
 
 
+async def test_a_group_of_none_is_a_cause(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": 9}, groups={"all": LaneGroup(["main"], concurrency=0)}) as lanes:
+        job = runs(lanes)
+        assert lines(job) == ['1 ← tokens of the group "all": it has none']
+        assert advice(job) == ['raise the concurrency of the group "all"']
+        end_all(lanes)
+
+
 async def test_slots_that_other_code_holds_are_told_so(autojump_clock: MockClock) -> None:
     limiter = trio.CapacityLimiter(1)
     config = {name: LaneConfig(limiter=limiter) for name in ("main", "cron")}
