@@ -287,6 +287,9 @@ class Contract:
             yield f"{known} waits, and blocked_by() is empty"
         if not known.job.root_causes():
             yield f"{known} waits, and root_causes() is empty"
+        seconds = [more for cause, more in known.job.waits.items() if cause != "room"]
+        if known.waits and abs(sum(seconds) - (now - known.job.submitted_at)) > NEVER_MIND:
+            yield f"{known} does not know where its wait went: {known.job.waits}"
         facts = self.facts
         group = facts.group(known.lane)
         for blocker in found:

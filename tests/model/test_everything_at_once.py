@@ -188,6 +188,7 @@ class History:
                         rate=RATES if self.plan.session_rate else (),
                     ),
                     instruments=[self.recorder, self.watcher],
+                    wait_accounting=True,
                 ) as self.lanes:
                     for act in self.plan.acts:
                         with as_may_be():
@@ -241,6 +242,10 @@ class History:
             assert job.done
             assert self.watcher.settled[job.id] == 1
             assert job.blocked_by() == ()
+            assert job.root_causes() == ()
+            waited = sum(more for cause, more in job.waits.items() if cause != "room")
+            end = job.finished_at if job.started_at is None else job.started_at
+            assert waited == pytest.approx(end - job.submitted_at, abs=1e-6)
         for job, error in self.told:
             assert job.exception is error
 

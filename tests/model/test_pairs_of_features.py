@@ -53,6 +53,7 @@ class History(LaneInstrument):
                 sessions=setting.sessions,
                 groups=setting.groups,
                 instruments=[self.recorder, self],
+                wait_accounting=True,
             ) as self.lanes:
                 self.contract = Contract(self.facts, self.lanes)
                 try:

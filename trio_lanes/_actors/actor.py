@@ -122,6 +122,11 @@ class Pausable(ABC):
         timed = self.pause_timer is not None and self.pause_timer.is_set
         return self.paused_by_config, self.paused_by_hand, self.paused_until if timed else None
 
+    @property
+    def paused_for_ever(self) -> bool:
+        """Whether it stays paused when its timed pause is over, until it is resumed."""
+        return self.paused_by_config or self.paused_by_hand
+
     # Each of these changes one of its pauses. The loop then has it `update_paused`.
 
     def pause_by_config(self) -> None:

@@ -8,11 +8,13 @@ notes how the account stood when it came. Only the first has a cause of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
     from .job import AnyJob
+
+_ROUNDING: Final = 1e-9  # seconds
 
 
 @final
@@ -77,34 +79,36 @@ class WaitLog:
     def close(self, now: float) -> None:
         """End the part that goes on."""
         if self._since < now:
-            _add(self._seconds, self._part(now))
+            self._add_part(self._seconds, now)
         self.account = None
 
     def read(self, now: float, in_all: float) -> Mapping[str, float]:
         """Return the seconds by cause so far; all but those for room are ``in_all``."""
         seconds = self._seconds.copy()
         if self.account is not None:
-            _add(seconds, self._part(now))
+            self._add_part(seconds, now)
         of_wait = [cause for cause in seconds if cause != "room"]
         if of_wait:  # the differences of an account are rounded
             longest = max(of_wait, key=seconds.__getitem__)
             seconds[longest] += in_all - math.fsum(seconds[cause] for cause in of_wait)
         return seconds
 
-    def _part(self, now: float) -> Iterator[tuple[str, float]]:
+    def _add_part(self, seconds: dict[str, float], now: float) -> None:
+        """Add the part that goes on to ``seconds``, up to now."""
+        in_order = now - self._since
         if self._cause is not None:
-            until = max(self._since, min(now, self._until))
-            yield self._cause, until - self._since
-            yield "order", now - until
+            alone = min(now, self._until) - self._since
+            if alone > 0:
+                seconds[self._cause] = seconds.get(self._cause, 0.0) + alone
+                in_order -= alone
         else:
             assert self.account is not None
             (paused, full), (before, full_before) = self.account.read(now), self._at_first
-            yield "pause", paused - before
-            yield "session", full - full_before
-            yield "order", (now - self._since) - (paused - before) - (full - full_before)
-
-
-def _add(seconds: dict[str, float], parts: Iterator[tuple[str, float]]) -> None:
-    for cause, more in parts:
-        if more > 0:
-            seconds[cause] = seconds.get(cause, 0.0) + more
+            if paused > before:
+                seconds["pause"] = seconds.get("pause", 0.0) + paused - before
+                in_order -= paused - before
+            if full > full_before:
+                seconds["session"] = seconds.get("session", 0.0) + full - full_before
+                in_order -= full - full_before
+        if in_order > _ROUNDING:
+            seconds["order"] = seconds.get("order", 0.0) + in_order

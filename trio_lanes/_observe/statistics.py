@@ -141,7 +141,7 @@ def session_statistics(session: SessionActor) -> SessionStatistics:
         active=session.active,
         concurrency=session.concurrency,
         paused=session.paused,
-        paused_until=None if session.paused_by_hand else session.paused_until,
+        paused_until=None if session.paused_for_ever else session.paused_until,
     )
 
 
@@ -156,7 +156,7 @@ def lane_statistics(lane: LaneActor, now: float) -> LaneStatistics:
         active=lane.active,
         concurrency=lane.limiter.total_tokens,
         paused=lane.paused,
-        paused_until=None if lane.paused_by_hand else lane.paused_until,
+        paused_until=None if lane.paused_for_ever else lane.paused_until,
         oldest_wait=0.0 if oldest is None else now - oldest._waiting_since,
         started=lane.finished + lane.active,
         finished=lane.finished,

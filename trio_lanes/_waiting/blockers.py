@@ -151,7 +151,7 @@ def _sorted(jobs: Iterable[AnyJob]) -> tuple[AnyJob, ...]:
 def _pause(actor: Actor) -> list[Blocker]:
     if not actor.paused:
         return []
-    until = None if actor.paused_by_hand else actor.paused_until
+    until = None if actor.paused_for_ever else actor.paused_until
     return [Blocker("pause", actor.name, until=until)]
 
 

@@ -223,7 +223,7 @@ class _Roots:
         for holder in holders[:1]:
             assert holder.started_at is not None
             root += f", longest by {holder.id} for {in_words(self._now - holder.started_at)}"
-        if not holders:
+        if others and not holders:
             root += " by other code"
         overdue = [job for lane in lanes for job in islice(lane.overdue, 1) if job in holders]
         advice = _reset(overdue[0]) if overdue else None
@@ -237,8 +237,8 @@ class _Roots:
 
     def _pause(self, actor: Actor, way: _Way) -> Iterator[Cause]:
         if actor.paused:
-            until = None if actor.paused_by_hand else actor.paused_until
-            seconds = None if until is None else until - self._now
+            until = actor.paused_until
+            seconds = None if until is None or actor.paused_for_ever else until - self._now
             root = f'pause of "{actor.name}"'
             yield _cause(way, "pause", actor.name, root, seconds=seconds)
 

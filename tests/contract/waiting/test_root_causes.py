@@ -204,6 +204,20 @@ async def test_a_pause_that_ends_is_told_with_its_end(autojump_clock: MockClock)
         lanes.resume()
 
 
+async def test_a_timed_pause_of_a_lane_that_is_paused_besides_has_no_end(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(paused=True)}) as lanes:
+        lanes.pause_for("main", 30)
+        job = runs(lanes)
+        assert lines(job) == ['1 ← pause of "main"']
+        assert job.blocked_by()[0].until is None
+        assert lanes.statistics().lanes["main"].paused_until is None
+        await trio.sleep(40)
+        assert lines(job) == ['1 ← pause of "main"']
+        lanes.clear()
+
+
 async def test_a_delay_is_told_with_its_end(autojump_clock: MockClock) -> None:
     async def waits(target: Job[Any]) -> None:
         await target.wait()
@@ -301,6 +315,13 @@ async def test_tokens_and_reservations_of_a_group_are_causes(autojump_clock: Moc
         assert lines(job) == [f"3 ← {root}"]
         assert advice(job) == ['raise the concurrency of the group "g"']
         end_all(lanes)
+
+
+async def test_a_group_of_none_is_a_cause(autojump_clock: MockClock) -> None:
+    group = LaneGroup(["main"], concurrency=0)
+    async with open_lanes({"main": 9}, groups={"g": group}) as lanes:
+        assert lines(runs(lanes)) == ['1 ← tokens of the group "g": 0 of 0 in use']
+        lanes.clear()
 
 
 # ---- jobs that wait for jobs
