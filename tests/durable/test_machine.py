@@ -27,7 +27,6 @@ from trio_lanes.durable._contract.records import (
     Cancelled,
     Claim,
     Died,
-    DurableBlocker,
     Failed,
     Finish,
     GroupLimit,
@@ -266,7 +265,9 @@ class StoreMachine(RuleBasedStateMachine):
         if len(claimed) < room and not self.suspects("running") and not self.suspects("waiting"):
             for id, found in reasons.items():
                 if not found and id not in claimed:  # the other lane took the last slot
-                    assert blockers(self.engine, id) == (DurableBlocker("group", "g"),)
+                    (reason,) = blockers(self.engine, id) or ()
+                    assert (reason.kind, reason.lane) == ("group", "g")
+                    assert self.jobs[reason.job or 0].state == "running"
         suspects = self.suspects("running")
         if step.claims and suspects:
             least = min(suspects, key=lambda job: job.crashed_with)
