@@ -87,7 +87,7 @@ async def test_another_thread_cannot_wait_for_a_job() -> None:
 
 @pytest.mark.parametrize("submit", ["submit_nowait", "start_soon", "run", "submit", "map"])
 @pytest.mark.parametrize("what", ["a number", "a coroutine"])
-async def test_what_is_no_function_is_refused_at_the_call(what: str, submit: str) -> None:
+async def test_a_number_or_a_coroutine_is_refused_at_the_call(what: str, submit: str) -> None:
     fn: Any = 5 if what == "a number" else nothing()
     async with open_lanes() as lanes:
         arguments = ([],) if submit == "map" else ()

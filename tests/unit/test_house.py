@@ -31,7 +31,9 @@ MAX_LINES = {
     "_lifecycle": 450,
     # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest waits
     ".": 3_200,
-    "aio": 900,
+    # 900 were meant. 150 are the loop that waits for Trio in the place of its thread, and the ends of
+    # a loop; 150 the doors of durable lanes; 75 the page as an ASGI application
+    "aio": 1_320,
     "replay": 1_050,
     "durable": 200,
     "durable/acts": 1_180,  # 20 of them promote a parked job, 10 count runs by lane
@@ -76,7 +78,7 @@ COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {
     **dict.fromkeys(
-        ("Job", "Lane", "Lanes", "SessionLane"),
+        ("Job", "Lane", "Lanes", "MapResults", "SessionLane"),
         "the same object, with verbs for Trio and with verbs for asyncio",
     ),
     "SendResult": "the answer to a send, of a registry of runs and of a durable job",

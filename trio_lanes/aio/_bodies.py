@@ -32,7 +32,7 @@ from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
 from ._bridge import cancel
 
-_NO_VALUE: Final = object()
+_NOT_RETURNED: Final = object()
 
 
 @final
@@ -82,7 +82,9 @@ class AsyncioBodies:
         leaves: BaseException | None = None
         if not body.has_begun and job._state is not RUNNING:
             pass  # it was reset before
-        elif body.value is not _NO_VALUE:  # also if it cancelled its own task, and then returned
+        elif (
+            body.value is not _NOT_RETURNED
+        ):  # also if it cancelled its own task, and then returned
             scheduler.returned(job, body.value)
         elif task.cancelled():
             if not body.cancel_called:
@@ -130,7 +132,7 @@ class AsyncioBody:
         bodies.running[self] = None
         scheduler.running[job] = job
         context.run(enter_job, job)
-        self.value: Any = _NO_VALUE  # that it has returned
+        self.value: Any = _NOT_RETURNED  # that it has returned
         self.task: Final = bodies.loop.create_task(self._run(), name=job.name, context=context)
         self.task.add_done_callback(self._done)
         job._scope = self
