@@ -90,7 +90,7 @@ async def test_another_thread_cannot_wait_for_a_job() -> None:
 async def test_a_number_or_a_coroutine_is_refused_at_the_call(what: str, submit: str) -> None:
     fn: Any = 5 if what == "a number" else nothing()
     async with open_lanes() as lanes:
-        arguments = ([],) if submit == "map" else ()
+        arguments: tuple[object, ...] = ([],) if submit == "map" else ()
         message = "not callable" if fn == 5 else "pass the async function and its arguments"
         with pytest.raises(TypeError, match=message):
             await getattr(lanes, submit)(fn, *arguments)

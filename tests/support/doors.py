@@ -44,7 +44,7 @@ MOST_TURNS: Final = 100_000
 """How many turns of a loop no test takes at one moment."""
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type,misc]
+class _Selector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[Any]:
@@ -71,14 +71,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         self._clock_resolution = 1e-6  # that of a float at a thousand years
 
-    def run_in_executor(self, *arguments: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
         self.threads += 1
-        future: asyncio.Future[Any] = super().run_in_executor(*arguments)
+        future: asyncio.Future[Any] = super().run_in_executor(executor, func, *args)
         future.add_done_callback(self._thread_ended)
         return future
 
     def _thread_ended(self, future: object) -> None:
         self.threads -= 1
+
+    async def shutdown_default_executor(self, *timeout: Any) -> None:
+        self.threads += 1
+        await super().shutdown_default_executor(*timeout)
 
     def time(self) -> float:
         return self.now
@@ -176,7 +182,7 @@ class _FailAfter(CancelScope):
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> bool:
         if super().__exit__(kind, error, traceback):
             raise trio.TooSlowError
-        return False
+        return bool(self._shield)  # of which it has none
 
 
 class Nursery:

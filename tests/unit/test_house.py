@@ -31,8 +31,8 @@ MAX_LINES = {
     "_lifecycle": 450,
     # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest waits
     ".": 3_200,
-    # 900 were meant. 150 are the loop that waits for Trio in the place of its thread, and the ends of
-    # a loop; 150 the doors of durable lanes; 75 the page as an ASGI application
+    # 900 were meant. 150 are the loop that waits for Trio in the place of its thread, and the ends
+    # of a loop; 150 the doors of durable lanes; 75 the page as an ASGI application
     "aio": 1_320,
     "replay": 1_050,
     "durable": 200,

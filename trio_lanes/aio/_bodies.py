@@ -82,9 +82,7 @@ class AsyncioBodies:
         leaves: BaseException | None = None
         if not body.has_begun and job._state is not RUNNING:
             pass  # it was reset before
-        elif (
-            body.value is not _NOT_RETURNED
-        ):  # also if it cancelled its own task, and then returned
+        elif body.value is not _NOT_RETURNED:  # also if it cancelled its task itself
             scheduler.returned(job, body.value)
         elif task.cancelled():
             if not body.cancel_called:

@@ -6,7 +6,6 @@ and ``authorize``, are awaited in tasks of asyncio.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
@@ -64,9 +63,8 @@ def _in_asyncio(fn: Callable[..., Awaitable[Any]]) -> Callable[..., Coroutine[An
         return await fn(*args)
 
     async def crossing(*args: Any) -> Any:
-        return await in_asyncio(awaited(*args), loop)
+        return await in_asyncio(awaited(*args))
 
-    loop = asyncio.get_running_loop()
     return crossing
 
 
