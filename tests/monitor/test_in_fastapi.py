@@ -17,7 +17,8 @@ from fastapi import FastAPI
 
 from tests.monitor.web import scope_of
 from tests.support.programs import PATIENCE
-from trio_lanes.aio import Lanes, monitor, open_lanes
+from trio_lanes.aio import Lanes, monitor, open_durable_lanes, open_lanes
+from trio_lanes.durable import MemoryStore
 
 pytestmark = pytest.mark.real_processes
 
@@ -153,6 +154,25 @@ def test_the_server_ends_at_once_while_pages_are_open_and_their_streams_end_in_o
     threads = threading.active_count()
     asyncio.run(main())
     assert threading.active_count() == threads
+
+
+def test_the_page_shows_durable_lanes_and_their_store() -> None:
+    async def handler(payload: object) -> None:
+        await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with open_durable_lanes(MemoryStore(), {"greet": handler}, {"main": 1}) as lanes:
+            await (await lanes.submit("greet", None, session="ann")).wait()
+            app = FastAPI()
+            app.mount("/lanes", monitor(lanes.local, durable=lanes))
+            transport = httpx2.ASGITransport(app, client=("127.0.0.1", 1))
+            async with httpx2.AsyncClient(
+                transport=transport, base_url="http://127.0.0.1"
+            ) as client:
+                shown = (await client.get("/lanes/durable")).json()
+            assert [lane["name"] for lane in shown["lanes"]] == ["main"]
+
+    asyncio.run(main())
 
 
 def test_a_page_that_is_closed_leaves_nothing_behind() -> None:

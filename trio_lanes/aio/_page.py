@@ -11,16 +11,21 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from ._bodies import awaited
 from ._bridge import call, in_asyncio
 
 if TYPE_CHECKING:
+    from trio_lanes import Lanes
+    from trio_lanes.durable import DurableLanes
     from trio_lanes.monitor import Authorize
-
-    from ._lanes import Lanes
 
 
 def monitor(
-    lanes: Lanes, *, authorize: Authorize | None = None, **options: Any
+    lanes: Lanes,
+    *,
+    durable: DurableLanes | None = None,
+    authorize: Authorize | None = None,
+    title: str = "lanes",
 ) -> Callable[[Any, Any, Any], Coroutine[Any, Any, None]]:
     """Return the page over ``lanes`` as an ASGI application: ``app.mount("/lanes", ...)``.
 
@@ -38,8 +43,9 @@ def monitor(
 
     page = of_trio.monitor(
         getattr(lanes, "trio", lanes),
+        durable=getattr(durable, "_behind", durable),
         authorize=_in_asyncio(role) if callable(authorize) else authorize,
-        **options,
+        title=title,
     )
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -59,11 +65,8 @@ def monitor(
 def _in_asyncio(fn: Callable[..., Awaitable[Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return an async function of Trio's that awaits ``fn`` in a task of asyncio."""
 
-    async def awaited(*args: Any) -> Any:
-        return await fn(*args)
-
     async def crossing(*args: Any) -> Any:
-        return await in_asyncio(awaited(*args))
+        return await in_asyncio(awaited(fn, args))
 
     return crossing
 
