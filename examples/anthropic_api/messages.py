@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
-from trio_lanes.agents import Feed
-
-from ..chat_agent.model import ToolCall
-from ..openai_api.chat import completion
+from ..openai_api.chat import completion, said
 from ..openai_api.errors import Refused
-from ..openai_api.wire import Json, new_id, sse
+from ..openai_api.wire import Answer, Json, sse
 
 REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -39,47 +36,47 @@ def _error(refused: Refused) -> Json:
     return {"type": "error", "error": body}
 
 
-def message(model: str, events: Sequence[Any]) -> Json:
-    """Return the message in all events of a model; raise `Refused` if it has failed."""
-    done = completion(model, events)
-    said = done["choices"][0]["message"]
-    content: list[Json] = [{"type": "text", "text": said["content"]}] if said["content"] else []
-    for call in [event for event in events if isinstance(event, ToolCall)]:
-        block = {"type": "tool_use", "id": call.id, "name": call.name}
-        content.append(block | {"input": _input(call)})
-    return _head(model) | _reason(done) | {"content": content, "usage": _usage(done)}
+def message(answer: Answer) -> Json:
+    """Return a response that has ended as a message; raise `Refused` if it has failed."""
+    done = completion(answer)
+    whole = done["choices"][0]["message"]
+    content: list[Json] = [{"type": "text", "text": whole["content"]}] if whole["content"] else []
+    for call in whole.get("tool_calls", ()):
+        block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
+        content.append(block | {"input": _input(call["function"]["arguments"])})
+    return _head(answer) | _reason(done) | {"content": content, "usage": _usage(done)}
 
 
-async def message_events(model: str, feed: Feed[Any]) -> AsyncIterator[str]:
-    """Yield the events of a model as the stream of a message."""
+async def message_events(answer: Answer) -> AsyncIterator[str]:
+    """Yield what a completion says as the stream of a message."""
 
     def event(kind: str, **fields: Any) -> str:
         return sse({"type": kind, **fields})
 
-    yield event("message_start", message=_head(model))
+    yield event("message_start", message=_head(answer))
     yield event("ping")
     index, grows = -1, False
     try:
-        async with aclosing(feed.read()) as events:
-            async for _, said in events:
-                if isinstance(said, str):
+        async with aclosing(said(answer)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, str):
                     if not grows:
                         index, grows = index + 1, True
                         block: Json = {"type": "text", "text": ""}
                         yield event("content_block_start", index=index, content_block=block)
-                    piece = {"type": "text_delta", "text": said}
-                    yield event("content_block_delta", index=index, delta=piece)
-                elif isinstance(said, ToolCall):
-                    _input(said)
+                    delta = {"type": "text_delta", "text": piece}
+                    yield event("content_block_delta", index=index, delta=delta)
+                else:
+                    _input(piece.arguments)
                     if grows:
                         yield event("content_block_stop", index=index)
                     index, grows = index + 1, False
-                    block = {"type": "tool_use", "id": said.id, "name": said.name, "input": {}}
+                    block = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
                     yield event("content_block_start", index=index, content_block=block)
-                    piece = {"type": "input_json_delta", "partial_json": said.arguments or "{}"}
-                    yield event("content_block_delta", index=index, delta=piece)
+                    delta = {"type": "input_json_delta", "partial_json": piece.arguments}
+                    yield event("content_block_delta", index=index, delta=delta)
                     yield event("content_block_stop", index=index)
-        done = completion(model, feed.since(-1))
+        done = completion(answer)
     except Refused as refused:
         yield sse(_error(refused))
         return
@@ -89,16 +86,17 @@ async def message_events(model: str, feed: Feed[Any]) -> AsyncIterator[str]:
     yield event("message_stop")
 
 
-def _head(model: str) -> Json:
+def _head(answer: Answer) -> Json:
     usage = {"input_tokens": 0, "output_tokens": 0}  # the upstream counts at the end
-    return {"id": new_id("msg"), "type": "message", "role": "assistant", "model": model,
-            "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}  # fmt: skip
+    return {"id": f"msg_{answer.stem}", "type": "message", "role": "assistant",
+            "model": answer.object()["model"], "content": [], "stop_reason": None,
+            "stop_sequence": None, "usage": usage}  # fmt: skip
 
 
-def _input(call: ToolCall) -> Json:
+def _input(arguments: str) -> Json:
     """Return what the model has written as the input of a tool."""
     try:
-        value = json.loads(call.arguments or "{}")
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from trio_lanes.agents import WhenBusy
 from trio_lanes.durable import DurableJob, DurableLanes, DurableState, NoRetry, Retry
 
 from ..openai_api.errors import BadInputError
-from ..openai_api.log import EventLog, Found
+from ..openai_api.log import EventLog, Found, KnownError
 from ..openai_api.once import Key
 from ..openai_api.wire import Answer
 from .asks import Ask
@@ -29,6 +30,7 @@ from .engine import Engine
 from .threads import Threads
 
 logger: Final = logging.getLogger(__name__)
+COMPLETION: Final = "chat"  # the prefix of the files of completions
 LANE: Final = "responses"  # its jobs wait for turns, which the lanes of the engine limit
 ROOM_SECONDS: Final = 1.0  # before a job looks for room again
 WITHDRAW_SECONDS: Final = 5.0
@@ -37,12 +39,17 @@ OPEN: Final = (DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING)
 
 
 class Backlog:
-    """The responses that outlive the process. The handler of their jobs is `respond`."""
+    """The responses that outlive the process. The handler of their jobs is `respond`.
+
+    Attributes:
+      is_durable: whether there are such: otherwise its folder goes with the process.
+    """
 
     takes_all = False  # whether also those that are not `background`
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path, is_durable: bool) -> None:
         self.durable: DurableLanes  # set when it is open, before the first request
+        self.is_durable: Final = is_durable
         self._engine: Final = engine
         self._folder: Final = folder
         self._beginning: Final = trio.Lock()
@@ -57,13 +64,37 @@ class Backlog:
         """Return the endpoints of threads."""
         return Threads(self._engine)
 
-    async def again(self, key: Key) -> Answer | None:
+    def stem(self, key: Key | None, prefix: str = "") -> str:
+        """Return what a response has in its ids: the same for each request with a key."""
+        # in memory, a key is forgotten some time, and may come again
+        known = key is not None and self.is_durable
+        return f"{prefix}{key.id if known and key else secrets.token_hex(12)}"
+
+    async def once(
+        self, stem: str, key: Key | None, begin: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        """Return the response to the request with a key; begin it if this is the first."""
+        answer = None
+        if key is not None and self.is_durable:
+            answer = await self.again(stem, key)
+        if answer is None:
+            try:
+                answer = await begin()
+            except KnownError:  # another process has begun it meanwhile
+                assert key is not None
+                answer = await self.again(stem, key)
+                assert answer is not None
+        if key is not None:
+            key.begun = True
+        return answer
+
+    async def again(self, stem: str, key: Key) -> Answer | None:
         """Return the response to an earlier request with this key, if there is one.
 
         Raises:
           Refused: if that request asked for something else.
         """
-        found = EventLog(self._folder, key.id).read()
+        found = EventLog(self._folder, stem).read()
         if found.request is None:
             return None
         key.check(found.request["body"])
@@ -107,6 +138,12 @@ class Backlog:
         """Submit the job of a response, once with each key."""
         id, session = answer.id, answer.session
         return await self.durable.submit("respond", id, session=session, lane=LANE, key=key)
+
+    def forget_older(self, age: float) -> None:
+        """Delete the completions that are older than ``age`` seconds: clients cannot."""
+        for path in self._folder.glob(f"{COMPLETION}*"):
+            if time.time() - path.stat().st_mtime > age:
+                path.unlink(missing_ok=True)
 
     async def recover(self) -> None:
         """Give the responses of earlier processes their places, in the order of their jobs."""

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from trio_lanes.agents import Feed
-
-from ..chat_agent.model import Cut, Message, ModelError, Settings
-from ..chat_agent.upstream import ask_model, model_name
-from ..openai_api.chat import Done, chunks, completion, to_message
-from ..openai_api.errors import BadInputError, Refused, failed, of_model, problem
+from ..chat_agent.upstream import model_name
+from ..openai_api.chat import chunks, completion, to_message
+from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import COMPLETIONS
-from ..openai_api.http import EventStream, body_of, unless_lost
+from ..openai_api.http import body_of
+from ..openai_api.once import Key
 from ..openai_api.requests import chat_request
-from ..openai_api.wire import Json
-from .engine import TURNS, Engine
+from ..openai_api.wire import Answer, Json
+from .asks import Ask
+from .backlog import COMPLETION, Backlog
+from .engine import Engine
+from .responses import reply
 
-# the shapes of an answer, from the name of the model and what it says
-Stream = Callable[[str, Feed[Any]], AsyncIterator[str]]
-Whole = Callable[[str, Sequence[Any]], Json]
+# the shapes of an answer
+Stream = Callable[[Answer], AsyncIterator[str]]
+Whole = Callable[[Answer], Json]
 
 
 class Completions:
-    """The endpoints."""
+    """The endpoints; a completion is a response that is in no conversation, and in no list."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, backlog: Backlog) -> None:
         self._engine: Final = engine
+        self._backlog: Final = backlog
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`."""
@@ -63,42 +64,18 @@ class Completions:
         except BadInputError as bad:
             bad.param = "messages"
             raise
-        feed: Feed[Any] = Feed(math.inf)
-        user = body.get("user")
-        self._engine.shares.check(user)
-        job = self._engine.begin(
-            self._run, messages, tools, settings, feed, owner=user, name="completion"
-        )
-        self._engine.shares.begun(user)
+        key: Key | None = request.scope.get("once")
+        stem = self._backlog.stem(key, COMPLETION)
+        name, id = model_name(self._engine.upstream, settings), f"resp_{stem}.{stem}"
+        answer = Answer.begun(stem, name, {"store": False}, id)
+        ask = Ask(answer, [], tools=tools, settings=settings, is_kept=False)
+        ask.messages = body["messages"]
+        begin = partial(self._begin, ask, body.get("user"), key)
+        answer = await self._backlog.once(stem, key, begin)
+        return await reply(request, body, answer, stream(answer), partial(whole, answer))
 
-        def settled(job: object) -> None:
-            feed.close()
-            self._engine.shares.ended(user)
-
-        job.on_settled(settled)
-        if key := request.scope.get("once"):
-            key.begun = True
-        model = model_name(self._engine.upstream, settings)
-        if body.get("stream"):
-            return EventStream(stream(model, feed), lambda: job.cancel("hung up"))
-        if not await unless_lost(request, job.wait_done):
-            job.cancel("the client hung up")
-            await job.wait_done()
-        return JSONResponse(whole(model, feed.since(-1)))
-
-    async def _run(
-        self, messages: list[Message], tools: list[Json], settings: Settings, feed: Feed[Any]
-    ) -> None:
-        engine = self._engine
-        try:
-            model = engine.upstream.model(tools, settings)
-            calls = await ask_model(model, messages, engine.lanes, TURNS, feed.publish)
-            for call in calls:
-                feed.publish(call)
-            cut = next((event.reason for event in feed.since(-1) if isinstance(event, Cut)), "")
-            feed.publish(Done(cut or ("tool_calls" if calls else "stop")))
-        except ModelError as error:
-            feed.publish(failed(of_model(error)))
-        except Exception as error:
-            feed.publish(failed(problem(f"the gateway failed: {type(error).__name__}")))
-            raise
+    async def _begin(self, ask: Ask, user: str | None, key: Key | None) -> Answer:
+        if key is not None and self._backlog.is_durable:
+            return await self._backlog.accept(ask, None, user, key)
+        self._engine.start(ask, user)
+        return ask.answer

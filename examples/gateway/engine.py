@@ -21,6 +21,7 @@ from trio_lanes.agents import Conversation, Receipt, SettledKind, Turn, WhenBusy
 from ..chat_agent.model import Message, ModelError
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Builtin, Upstream
+from ..openai_api.chat import to_message
 from ..openai_api.errors import BadInputError, of_model, problem
 from ..openai_api.history import Histories
 from ..openai_api.items import asked_in, is_approval, once, outputs_of
@@ -109,6 +110,22 @@ class Engine:
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
             if self.answers[id].ended.is_set():
                 del self.answers[id]
+
+    def start(self, ask: Ask, user: str | None) -> Job[Any]:
+        """Answer a request beside all sessions, in a job of its own; raise as `post`."""
+        answer = ask.answer
+        self.shares.check(user)
+        reach = Reach(lambda reason: job.cancel(reason))
+        job = self.begin(self.answer, answer.session, [ask], reach, owner=user, name="completion")
+        answer.stop = job.cancel
+        self.shares.begun(user)
+
+        def settled(job: object) -> None:
+            self.shares.ended(user)
+            answer.end("cancelled")  # unless the turn has ended it
+
+        job.on_settled(settled)
+        return job
 
     def resume(self, ask: Ask) -> bool:
         """Give the request, with its outputs, to the turn that waits for it; False if none does."""
@@ -203,11 +220,13 @@ class Engine:
                 contents = [ask.content for ask in asks]
                 async with Conversation(session, store).turn(*contents) as exchange:
                     try:
-                        past: Sequence[parts.Message] = exchange.history
-                        if not is_kept:
-                            past = await Conversation(session, self.store).messages()
-                        history = self._histories.read(session, past, asks[-1].previous, live.ids)
                         ask = joined(asks)
+                        history = [*map(to_message, ask.messages)]
+                        if not ask.messages:
+                            past: Sequence[parts.Message] = exchange.history
+                            if not is_kept:
+                                past = await Conversation(session, self.store).messages()
+                            history = self._histories.read(session, past, ask.previous, live.ids)
                         await Rounds(self, session, exchange, live, reach, ask, history).run()
                     finally:
                         if reach.rolled_back():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -14,7 +15,6 @@ from ..chat_agent.upstream import model_name
 from ..openai_api.errors import BadInputError, Refused, failed
 from ..openai_api.http import RESPONSE, EventStream, body_of, listed, unless_lost
 from ..openai_api.items import numbered, shown, to_messages, unasked_approval
-from ..openai_api.log import KnownError
 from ..openai_api.once import Key
 from ..openai_api.requests import wanted
 from ..openai_api.wire import Answer, Json
@@ -23,36 +23,42 @@ from .backlog import Backlog
 from .engine import BusyError, Engine
 
 
-class Responses:
-    """The endpoints; a session is a conversation, named by the client or made for a response.
+async def reply(
+    request: Request, body: Json, answer: Answer,
+    stream: AsyncIterator[str], whole: Callable[[], Json],
+) -> Response:  # fmt: skip
+    """Reply with a response as a stream, or whole when it has ended, as the body asks for it.
 
-    Args:
-      is_durable: whether the backlog outlives the process.
+    Unless it is in the background, it is stopped if its client leaves.
     """
+    if body.get("stream"):
+        lost = bool if body.get("background") else (lambda: answer.stop("hung up"))
+        return EventStream(stream, lost)
+    if not body.get("background") and not await unless_lost(request, answer.ended.wait):
+        answer.stop("the client hung up")
+    if answer.is_suspended:  # the next process goes on with it, and knows its key
+        raise Refused(503, "the gateway is closing; try again", "shutting_down")
+    if answer.status == "failed" and answer.error is not None:
+        raise failed(answer.error)
+    return JSONResponse(whole())
 
-    def __init__(self, engine: Engine, backlog: Backlog, is_durable: bool) -> None:
+
+class Responses:
+    """The endpoints; a session is a conversation, named by the client or made for a response."""
+
+    def __init__(self, engine: Engine, backlog: Backlog) -> None:
         self._engine: Final = engine
         self._backlog: Final = backlog
-        self._is_durable: Final = is_durable
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         key: Key | None = request.scope.get("once")
         body = await body_of(request)
         answer = await self.begin(body, key=key)
-        place = {} if answer.position is None else {"x-lanes-position": str(answer.position)}
-        if body.get("stream"):
-            lost = bool if body.get("background") else (lambda: answer.stop("hung up"))
-            stream = EventStream(answer.lines(-1), lost)
-            stream.headers.update(place)
-            return stream
-        if not body.get("background") and not await unless_lost(request, answer.ended.wait):
-            answer.stop("the client hung up")
-        if answer.is_suspended:  # the next process goes on with it, and knows its key
-            raise Refused(503, "the gateway is closing; try again", "shutting_down")
-        if answer.status == "failed" and answer.error is not None:
-            raise failed(answer.error)
-        return JSONResponse(answer.object(), headers=place)
+        response = await reply(request, body, answer, answer.lines(-1), answer.object)
+        if answer.position is not None:
+            response.headers["x-lanes-position"] = str(answer.position)
+        return response
 
     async def begin(self, body: Json, succeeds: bool = False, key: Key | None = None) -> Answer:
         """Accept a request, and give it its place; return its response.
@@ -61,33 +67,23 @@ class Responses:
           succeeds: whether it steers a turn, whose responses end when the turn takes it.
           key: has the same response for each request.
         """
-        answer = None
-        if key is not None and self._is_durable:
-            answer = await self._backlog.again(key)
-        if answer is None:
-            answer = await self._begin(body, succeeds, key)
-        if key is not None:
-            key.begun = True
-        return answer
+        stem = self._backlog.stem(key)
+        begin = partial(self._begin, body, succeeds, stem, key)
+        return await self._backlog.once(stem, key, begin)
 
-    async def _begin(self, body: Json, succeeds: bool, key: Key | None) -> Answer:
-        ask, mode, group = self._ask(body, key)
+    async def _begin(self, body: Json, succeeds: bool, stem: str, key: Key | None) -> Answer:
+        ask, mode, group = self._ask(body, stem)
         ask.answer.succeeds = succeeds
         mode = WhenBusy.STEER if succeeds else mode
         await self._engine.check_outputs(ask, mode)
-        durable = self._backlog.takes_all or body.get("background") or key is not None
+        lasts = self._backlog.takes_all or body.get("background") or key is not None
         try:
-            if durable and self._is_durable:
+            if lasts and self._backlog.is_durable:
                 return await self._backlog.accept(ask, mode, group, key)
             self._engine.post(ask, mode, group)
         except BusyError:
             text = "the conversation is busy"
             raise Refused(409, text, "conversation_busy", x_should_retry="false") from None
-        except KnownError:  # by another process, for the same key
-            assert key is not None
-            found = await self._backlog.again(key)
-            assert found is not None
-            return found
         if ask.answer.is_stored:
             self._backlog.keep(ask.answer)
         return ask.answer
@@ -122,17 +118,15 @@ class Responses:
         answer = self._find(request.path_params["id"])
         return listed(request, [shown(item, item["id"]) for item in answer.input])
 
-    def _ask(self, body: Json, key: Key | None) -> tuple[Ask, WhenBusy | None, str | None]:
-        """Return the request, its mode, and its group."""
+    def _ask(self, body: Json, stem: str) -> tuple[Ask, WhenBusy | None, str | None]:
+        """Return the request, its mode, and its group; ``stem`` is a part of all its ids."""
         upstream = self._engine.upstream
         fields, named, mode = wanted(body, self._item, self._engine.toolbox)
         items, previous = fields["items"], fields["previous"]
         messages = to_messages(items)  # raises for an item that is not supported
         self._engine.check_images(messages, "input")
         pending = self._engine.pending_of(items)
-        # in memory, a key is forgotten some time, and may come again
-        unique = key.id if key is not None and self._is_durable else secrets.token_hex(12)
-        session = named or f"one_{unique}"
+        session = named or f"one_{stem}"
         if pending is not None:
             session = pending.session
         elif (late := unasked_approval(items)) is not None:
@@ -145,9 +139,9 @@ class Responses:
             except Refused as unknown:
                 unknown.code, unknown.param = "previous_response_not_found", "previous_response_id"
                 raise
-        name, id = model_name(upstream, fields["settings"]), f"resp_{session}.{unique}"
+        name, id = model_name(upstream, fields["settings"]), f"resp_{session}.{stem}"
         answer = Answer.begun(session, name, body, id)
-        answer.input = numbered(items, unique)
+        answer.input = numbered(items, stem)
         ask = Ask(answer, **fields | {"items": answer.input})
         return ask, mode, body.get("user")
 

@@ -52,6 +52,11 @@ class Rounds:
             return
         for number in range(MAX_ROUNDS):
             calls, cut = await self._ask_model(number == 0)
+            if self.ask.messages:  # its client has the conversation, and runs the tools
+                for answer in self.live.answers:
+                    for call in calls:
+                        answer.call(call)
+                calls = []
             # the id of the model may repeat in other sessions
             calls = [attrs.evolve(call, id=new_id("call")) for call in calls]
             if calls and (left := await self._call(calls)):

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,9 @@ from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
 from ..deliveries.hooks import Hooks
 from ..deliveries.replies import client_for_replies
-from ..openai_api.answer_file import AnswerFile, forget_older
 from ..openai_api.errors import Refused, error
 from ..openai_api.http import Bounded, Requests, Shape, full, guarded, not_found, refusal_of
-from ..openai_api.once import AGE, Key, Once
+from ..openai_api.once import AGE, Once
 from ..openai_api.wire import Answer
 from .asks import Ask, Reach
 from .backlog import Backlog
@@ -41,7 +40,6 @@ from .conversations import Conversations
 from .engine import PLACED, TURNS, Engine
 from .messages import Messages
 from .responses import Responses
-from .threads import Threads
 from .websocket import serve_socket
 
 Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
@@ -61,13 +59,11 @@ async def no_socket(socket: WebSocket) -> None:
     await socket.send_denial_response(error(unknown))
 
 
-def application(
-    engine: Engine, hooks: Hooks, responses: Responses, threads: Threads, requests: Requests,
-    file_of: Callable[[Key, str], AnswerFile | None],
-) -> Starlette:  # fmt: skip
-    """Return the endpoints as an ASGI application; ``file_of`` is that of `Once`."""
-    completions, conversations = Completions(engine), Conversations(engine)
-    messages = Messages(completions)
+def application(engine: Engine, hooks: Hooks, backlog: Backlog, requests: Requests) -> Starlette:
+    """Return the endpoints as an ASGI application."""
+    responses, completions = Responses(engine, backlog), Completions(engine, backlog)
+    conversations, messages = Conversations(engine), Messages(completions)
+    threads = backlog.threads()
     one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
     thread = "/v1/conversations/{id}"
     table = [
@@ -107,7 +103,7 @@ def application(
         WebSocketRoute("/{path:path}", no_socket),
     ]  # fmt: skip
     bounded = Middleware(Bounded, requests=requests, shape_of=shape_of)
-    once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of, file_of=file_of)
+    once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of)
     not_there = {HTTPException: partial(not_found, shape_of)}
     return Starlette(routes=routes, middleware=[bounded, once], exception_handlers=not_there)
 
@@ -150,7 +146,7 @@ async def making(
     times = options.turn_timeout, options.gate_timeout
     engine = Engine(opened, beside, upstream, toolbox, store, *times)
     hooks = Hooks(partial(answer_text, engine), client)
-    backlog = kind(engine, folder / "responses")
+    backlog = kind(engine, folder / "responses", bool(options.durable))
     async with open_durable_lanes(
         jobs, {"reply": hooks.reply, **backlog.handlers()}, durable_lanes, capacity=math.inf,
         max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace, affinity=1.0,
@@ -158,24 +154,9 @@ async def making(
         hooks.durable = backlog.durable = durable
         if kind.takes_all:
             engine.store = SharedTranscripts(durable)
+        backlog.forget_older(AGE)
         await backlog.recover()
-        responses = Responses(engine, backlog, bool(options.durable))
-        answers = folder / "answers" if options.durable else None
-        if answers is not None:
-            forget_older(answers, AGE)
-        file_of = partial(_file_of, answers, kind.takes_all)
-        app = application(engine, hooks, responses, backlog.threads(), requests, file_of)
-        yield app, engine, durable
-
-
-def _file_of(folder: Path | None, several: bool, key: Key, path: str) -> AnswerFile | None:
-    """Return the file for an answer; None if it is in memory alone, or has another file.
-
-    Responses and conversations keep their keys themselves, and a run of a thread ends with its
-    process, unless there are several.
-    """
-    kept = path in (COMPLETIONS, MESSAGES) or (several and path.startswith("/v1/threads/"))
-    return AnswerFile(folder / f"{key.id}.json") if folder is not None and kept else None
+        yield application(engine, hooks, backlog, requests), engine, durable
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

@@ -52,8 +52,8 @@ class SharedBacklog(Backlog, Elsewhere):
 
     takes_all = True
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
-        super().__init__(engine, folder)
+    def __init__(self, engine: Engine, folder: Path, is_durable: bool) -> None:
+        super().__init__(engine, folder, is_durable)
         self._places: Final = Places(engine.lanes)
         engine.begin, engine.elsewhere = self._places.begin, self
         self._followed: Final[dict[str, tuple[Answer, Found]]] = {}

@@ -53,7 +53,7 @@ class SharedThreads(Threads):
         locks = self._engine.store.locks
         key: Key | None = request.scope.get("once")
         async with locks.exclusive(f"runs of {named(request.path_params['id'])}"):
-            known = None if key is None else await self._backlog.again(key)
+            known = None if key is None else await self._backlog.again(key.id, key)
             if known is not None and (run := await self._find(_run_id(known))):
                 return JSONResponse(run.object())
             return await super().run(request)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
-import attrs
-
-from trio_lanes.agents import Feed
 from trio_lanes.agents import Message as Kept
 
-from ..chat_agent.model import Message, ToolCall, Usage
-from .errors import BadInputError, Refused
+from ..chat_agent.model import Message, ToolCall
+from .errors import BadInputError, Refused, failed
 from .http import field
 from .items import text_of, user_message
 from .shapes import usage_of
-from .wire import Json, new_id
+from .wire import Answer, Json
 
-
-@attrs.frozen
-class Done:
-    """The answer is whole, or was cut by the model; without it, something else has cut it."""
-
-    reason: str
+# {why a response is incomplete: the reason that chat completions have for it}
+CUTS: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 def data_line(value: Json) -> str:
@@ -33,9 +25,9 @@ def data_line(value: Json) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
-def _usage(events: Sequence[Any]) -> Json:
-    """Return the usage in the events of a model."""
-    usage = usage_of(sum((event for event in events if isinstance(event, Usage)), start=Usage(0)))
+def _usage(answer: Answer) -> Json:
+    """Return the usage of a response."""
+    usage = usage_of(answer.usage)
     return {
         "prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"],
         "total_tokens": usage["total_tokens"],
@@ -44,16 +36,15 @@ def _usage(events: Sequence[Any]) -> Json:
     }  # fmt: skip
 
 
-def end_of(events: Sequence[Any]) -> Done | Refused:
-    """Return how an answer has ended."""
-    cut_off = Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
-    return next((event for event in events if isinstance(event, Done | Refused)), cut_off)
-
-
 def tool_call(call: ToolCall) -> Json:
     """Return a call as clients read it."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def call_of(item: Json) -> ToolCall:
+    """Return the call of an item."""
+    return ToolCall(item["call_id"], item["name"], item["arguments"])
 
 
 def to_message(message: Any) -> Message:
@@ -108,8 +99,7 @@ def thread_messages(thread: str, messages: Sequence[Kept]) -> list[Json]:
 
 def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json | None) -> Json:
     """Return a run of a thread; ``needs`` are the calls that its client has to answer."""
-    calls = [ToolCall(call["call_id"], call["name"], call["arguments"]) for call in needs]
-    outputs = {"tool_calls": [tool_call(call) for call in calls]}
+    outputs = {"tool_calls": [tool_call(call_of(item)) for item in needs]}
     action = {"type": "submit_tool_outputs", "submit_tool_outputs": outputs}
     return {
         "id": id, "object": "thread.run", "created_at": 0, "thread_id": thread,
@@ -119,28 +109,72 @@ def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json
     }  # fmt: skip
 
 
-def _head(model: str, kind: str = "chat.completion") -> Json:
-    id, now = new_id("chatcmpl"), int(time.time())
-    return {"id": id, "object": kind, "created": now, "model": model}
+def _head(answer: Answer, kind: str = "chat.completion") -> Json:
+    shown = answer.object()
+    id = f"chatcmpl_{answer.stem}"
+    return {"id": id, "object": kind, "created": shown["created_at"], "model": shown["model"]}
 
 
-def completion(model: str, events: Sequence[Any]) -> Json:
-    """Return the whole answer of a chat completion; raise `Refused` if it has failed."""
-    end = end_of(events)
-    if isinstance(end, Refused):
-        raise end
-    text = "".join(event for event in events if isinstance(event, str))
-    calls = [event for event in events if isinstance(event, ToolCall)]
+def completion(answer: Answer) -> Json:
+    """Return a response that has ended as a chat completion; raise `Refused` if it has failed."""
+    if answer.status == "failed" and answer.error is not None:
+        raise failed(answer.error)
+    if answer.status not in ("completed", "incomplete"):
+        raise Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
+    pieces = [_piece(event) for event in answer.feed.since(_start(answer))]
+    text = "".join(piece for piece in pieces if isinstance(piece, str))
+    calls = [tool_call(piece) for piece in pieces if isinstance(piece, ToolCall)]
     message: Json = {"role": "assistant", "content": text or None, "refusal": None}
+    reason = "stop"
     if calls:
-        message["tool_calls"] = [tool_call(call) for call in calls]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": end.reason}
-    return _head(model) | {"choices": [choice], "usage": _usage(events)}
+        message["tool_calls"], reason = calls, "tool_calls"
+    if answer.incomplete:
+        reason = CUTS[answer.incomplete["reason"]]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    return _head(answer) | {"choices": [choice], "usage": _usage(answer)}
 
 
-async def chunks(body: Json, model: str, feed: Feed[Any]) -> AsyncIterator[str]:
-    """Yield the events of a model as the stream of a chat completion."""
-    head = _head(model, "chat.completion.chunk")
+async def said(answer: Answer) -> AsyncGenerator[str | ToolCall, None]:
+    """Yield the texts and the calls of a completion as they come.
+
+    Raises:
+      Refused: if its process dies, and another begins it again.
+    """
+    async with aclosing(answer.feed.read(_start(answer))) as events:
+        async for _, event in events:
+            if _takes_back(event):
+                raise Refused(503, "the answer was cut off: its process has died", "shutting_down")
+            if (piece := _piece(event)) is not None:
+                yield piece
+
+
+def _piece(event: Json) -> str | ToolCall | None:
+    """Return what an event adds to a completion."""
+    match event:
+        case {"type": "response.output_text.delta", "delta": str(text)}:
+            return text
+        case {"type": "response.output_item.done", "item": {"type": "function_call"}}:
+            return call_of(event["item"])
+    return None
+
+
+def _takes_back(event: Json) -> bool:
+    """Return whether an event takes back an item of a process that has died."""
+    match event:
+        case {"type": "response.output_item.done", "item": {"status": "incomplete"}}:
+            return not event["item"].get("content")
+    return False
+
+
+def _start(answer: Answer) -> int:
+    """Return the number of the last event that is taken back; -1 if there is none."""
+    events = answer.feed.since(-1)
+    return max((e["sequence_number"] for e in events if _takes_back(e)), default=-1)
+
+
+async def chunks(body: Json, answer: Answer) -> AsyncIterator[str]:
+    """Yield what a completion says as the stream of a chat completion."""
+    head = _head(answer, "chat.completion.chunk")
 
     def chunk(delta: Json, reason: str | None = None) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
@@ -148,18 +182,19 @@ async def chunks(body: Json, model: str, feed: Feed[Any]) -> AsyncIterator[str]:
 
     calls = 0
     yield chunk({"role": "assistant", "content": ""})
-    async with aclosing(feed.read()) as events:
-        async for _, event in events:
-            if isinstance(event, ToolCall):
-                yield chunk({"tool_calls": [{"index": calls, **tool_call(event)}]})
-                calls += 1
-            elif isinstance(event, str):
-                yield chunk({"content": event})
-    end = end_of(feed.since(-1))
-    if isinstance(end, Refused):
-        yield data_line({"error": end.problem})
+    try:
+        async with aclosing(said(answer)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, ToolCall):
+                    yield chunk({"tool_calls": [{"index": calls, **tool_call(piece)}]})
+                    calls += 1
+                else:
+                    yield chunk({"content": piece})
+        done = completion(answer)
+    except Refused as refused:
+        yield data_line({"error": refused.problem})
         return
-    yield chunk({}, end.reason)
+    yield chunk({}, done["choices"][0]["finish_reason"])
     if (body.get("stream_options") or {}).get("include_usage"):
-        yield data_line(head | {"choices": [], "usage": _usage(feed.since(-1))})
+        yield data_line(head | {"choices": [], "usage": done["usage"]})
     yield "data: [DONE]\n\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import aclosing
 from hashlib import sha256
 from typing import Final
@@ -22,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trio_lanes.agents import Feed
 
-from .answer_file import AnswerFile
 from .errors import Refused
 from .http import ShapeOf, raw_of, refusal_of, unless_lost
 
@@ -59,24 +57,16 @@ class _Said:
     messages: Feed[Message] = attrs.field(factory=lambda: Feed(math.inf))
     size: int = 0
 
+    def may_leave(self, key: Key) -> bool:
+        """Whether it is to another request, and may yet leave the key to that of ``key``."""
+        return self.key.body != key.body and not self.key.begun and not self.messages.closed
+
 
 class Once:
-    """ASGI middleware: requests with a key. An endpoint finds the `Key` in its scope, as "once".
+    """ASGI middleware: requests with a key. An endpoint finds the `Key` in its scope, as "once"."""
 
-    Args:
-      file_of: returns the file for the answer to a key and a path; None if it is for memory alone,
-        or what the request begins keeps the key itself.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        nursery: trio.Nursery,
-        shape_of: ShapeOf,
-        file_of: Callable[[Key, str], AnswerFile | None],
-    ) -> None:
+    def __init__(self, app: ASGIApp, nursery: trio.Nursery, shape_of: ShapeOf) -> None:
         self._app: Final = app
-        self._file_of: Final = file_of
         self._nursery: Final = nursery
         self._shape_of: Final = shape_of
         self._known: Final[OrderedDict[str, _Said]] = OrderedDict()  # {id of the key: answer}
@@ -87,7 +77,7 @@ class Once:
             return await self._app(scope, receive, send)
         request = Request(scope, receive)
         try:
-            said = self._said(scope, given, await raw_of(request))
+            said = await self._said(scope, given, await raw_of(request))
         except Refused as refused:
             return await self._shape_of(scope["path"])(refused)(scope, receive, send)
 
@@ -98,11 +88,15 @@ class Once:
 
         await unless_lost(request, tell)
 
-    def _said(self, scope: Scope, given: str, raw: bytes) -> _Said:
-        """Return the answer to the request; begin the request if it is the first with its key."""
+    async def _said(self, scope: Scope, given: str, raw: bytes) -> _Said:
+        """Return the answer to the request; begin the request if it is the first with its key.
+
+        Another request that has the key, and may still be refused, is waited for.
+        """
         key = Key(_digest(given.encode()), _digest(scope["path"].encode() + b"\n" + raw))
         self._forget()
-        said = self._known.get(key.id)
+        while (said := self._known.get(key.id)) is not None and said.may_leave(key):
+            await said.messages.wait_beyond(math.inf)  # until it is closed
         if said is None:
             said = self._known[key.id] = _Said(key, trio.current_time() + AGE)
             self._nursery.start_soon(self._run, scope, raw, said)
@@ -125,22 +119,14 @@ class Once:
             said.size += len(message.get("body", b""))
             said.messages.publish(message)
 
-        file = self._file_of(said.key, scope["path"])
         try:
-            asked, answer = (said.key.body, []) if file is None else await file.claim(said.key.body)
-            said.key.check(asked)
-            for message in answer:
-                await send(message)
-            if not answer:
-                await self._app({**scope, "once": said.key}, receive, send)
+            await self._app({**scope, "once": said.key}, receive, send)
         except Exception as fault:
             refused = refusal_of(fault, dict)
             if not status:
                 await self._shape_of(scope["path"])(refused)(scope, receive, send)
         finally:
             counts = complete and (status < 300 or said.key.begun)  # 307: a slash too much
-            if file is not None:
-                file.release(said.messages.since(-1) if counts else [])
             said.messages.close()
             if not counts:
                 del self._known[said.key.id]  # the next try is a new request

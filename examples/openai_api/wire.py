@@ -96,6 +96,11 @@ class Answer:
         }  # fmt: skip
 
     @property
+    def stem(self) -> str:
+        """The last part of its id, which is of it alone."""
+        return self.id.rpartition(".")[2]
+
+    @property
     def is_stored(self) -> bool:
         """Whether clients may find it later."""
         return self._head.get("store") is not False

@@ -12,7 +12,6 @@ from trio.testing import MockClock
 
 from examples.chat_agent.model import ModelError
 from examples.gateway.serving import COMPLETIONS
-from examples.openai_api.answer_file import AnswerFile
 from examples.openai_api.once import AGE
 from trio_lanes.durable import MemoryStore
 
@@ -266,16 +265,53 @@ async def test_a_completion_whose_process_died_is_asked_again_by_its_key(
     assert len(model.prompts) == 2
 
 
-async def test_the_file_of_a_process_that_died_is_claimed_by_the_next(tmp_path: Path) -> None:
-    file = tmp_path / "k.json"
-    file.write_text('a\n{"status": 200, "headers')  # it was killed while it wrote the answer
-    assert await AnswerFile(file).claim("b") == ("a", [])
-    owner = AnswerFile(file)
-    assert await owner.claim("a") == ("a", [])
-    start = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
-    owner.release([start, {"type": "http.response.body", "body": b"all"}])
-    _, (head, body) = await AnswerFile(file).claim("a")
-    assert (head, body["body"]) == (start, b"all")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_that_a_process_left_half_written_goes_on_in_the_next(
+    stream: bool, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    jobs = MemoryStore()
+    said = [{"role": "user", "content": "hello"}]
+    body: dict[str, Any] = {"messages": said, "stream": stream}
+    async with inside(Script(["one ", 1e6]), durable=tmp_path, jobs=jobs) as gateway:
+        with trio.move_on_after(5):
+            await gateway.request("POST", COMPLETIONS, body, KEY)
+    (file,) = (tmp_path / "responses").iterdir()
+    with file.open("ab") as torn:
+        torn.write(b'\n[1,{"type":"respon')  # it was killed while it wrote an event
+    replies = []
+    for model in (Script(["all ", 5.0, "of it"]), Script()):
+        async with inside(model, durable=tmp_path, jobs=jobs) as gateway:
+            other = await gateway.request("POST", COMPLETIONS, body | {"stop": "x"}, KEY)
+            assert (other.status, other.body["error"]["code"]) == (422, "idempotency_key_reused")
+            for _ in range(2):
+                replies.append(await gateway.request("POST", COMPLETIONS, body, KEY))
+    assert [reply.raw for reply in replies] == [replies[0].raw] * 4
+    assert (b"one " in replies[0].raw, b"of it" in replies[0].raw) == (False, True)
+    assert len(model.prompts) == 0
+
+
+async def test_a_stream_whose_process_dies_says_so_and_its_key_has_the_whole_answer(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model = Script(["one ", 5.0, "two"], ["all"])
+    body = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
+    async with several(model, tmp_path) as processes:
+        here, there = processes
+        async with here.stream("POST", COMPLETIONS, body, KEY) as stream:
+            seen = [await anext(stream) for _ in range(2)]
+            if here.runs:  # then the client reads on at the other
+                async with there.stream("POST", COMPLETIONS, body, KEY) as other:
+                    assert [await anext(other) for _ in range(2)] == seen
+                    here.end()
+                    events = [event async for event in other]
+            else:
+                there.end()
+                events = [event async for event in stream]
+        assert [event["error"]["code"] for event in events] == ["shutting_down"]
+        (left,) = [process for process in processes if not process.scope.cancel_called]
+        again = await (await left.another()).request("POST", COMPLETIONS, body, KEY)
+        assert (b"one " in again.raw, b"all" in again.raw) == (False, True)
+    assert len(model.prompts) == 2
 
 
 async def test_without_room_on_the_disk_a_completion_is_answered_but_not_kept(
@@ -289,7 +325,7 @@ async def test_without_room_on_the_disk_a_completion_is_answered_but_not_kept(
 
     async with inside(model, durable=tmp_path) as gateway:
         with monkeypatch.context() as patched:
-            patched.setattr("examples.openai_api.answer_file.os.write", full)
+            patched.setattr("examples.openai_api.log.os.write", full)
             refused = await gateway.request("POST", COMPLETIONS, body, KEY)
             assert (refused.status, refused.body["error"]["code"]) == (503, "store_unavailable")
             assert model.prompts == []
@@ -297,7 +333,7 @@ async def test_without_room_on_the_disk_a_completion_is_answered_but_not_kept(
             nursery.start_soon(gateway.request, "POST", COMPLETIONS, body, KEY)
             await trio.sleep(1)
             with monkeypatch.context() as patched:
-                patched.setattr("examples.openai_api.answer_file.os.write", full)
+                patched.setattr("examples.openai_api.log.os.write", full)
                 await trio.sleep(9)
         again = await gateway.request("POST", COMPLETIONS, body, KEY)
         assert (again.status, len(model.prompts)) == (200, 1)
@@ -309,9 +345,9 @@ async def test_a_completion_that_was_refused_leaves_its_key_and_answers_go_after
     body = {"messages": [{"role": "user", "content": "hello"}]}
     async with inside(Script(["yes"]), durable=tmp_path) as gateway:
         assert (await gateway.request("POST", COMPLETIONS, body | {"n": 2}, KEY)).status == 400
-        assert not [*(tmp_path / "answers").iterdir()]
+        assert not (tmp_path / "responses").exists()
         assert (await gateway.request("POST", COMPLETIONS, body, KEY)).status == 200
-        (file,) = (tmp_path / "answers").iterdir()
+        (file,) = (tmp_path / "responses").iterdir()
     os.utime(file, (0, 0))
     async with inside(Script(), durable=tmp_path):
         assert not file.exists()
