@@ -37,6 +37,7 @@ class Ask:
     max_tool_calls: int | None = None
     truncates: bool = False  # whether the oldest exchanges may be dropped
     is_kept: bool = True  # in its conversation
+    alone: bool = False  # beside the other requests of its conversation
     messages: list[Json] = attrs.field(factory=list)  # of a completion, which has no items
     resumes: bool = False  # whether its outputs are for a turn that waited when it was checked
 
@@ -74,6 +75,7 @@ class Pending:
     session: str
     gate: ActionGate
     responses: list[str]  # that the turn has written to
+    stop: Callable[[str], object]  # stops the turn
     ask: Ask | None = None
 
 

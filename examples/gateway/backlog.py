@@ -25,9 +25,8 @@ from ..openai_api.errors import BadInputError
 from ..openai_api.log import EventLog, Found, KnownError
 from ..openai_api.once import Key
 from ..openai_api.wire import Answer
-from .asks import Ask
+from .asks import Ask, Pending
 from .engine import Engine
-from .threads import Threads
 
 logger: Final = logging.getLogger(__name__)
 COMPLETION: Final = "chat"  # the prefix of the files of completions
@@ -43,9 +42,10 @@ class Backlog:
 
     Attributes:
       is_durable: whether there are such: otherwise its folder goes with the process.
+      are_several: whether several processes have the same responses.
     """
 
-    takes_all = False  # whether also those that are not `background`
+    are_several = False
 
     def __init__(self, engine: Engine, folder: Path, is_durable: bool) -> None:
         self.durable: DurableLanes  # set when it is open, before the first request
@@ -59,10 +59,6 @@ class Backlog:
     def handlers(self) -> Handlers:
         """Return the handlers of its jobs."""
         return {"respond": self.respond}
-
-    def threads(self) -> Threads:
-        """Return the endpoints of threads."""
-        return Threads(self._engine)
 
     def stem(self, key: Key | None, prefix: str = "") -> str:
         """Return what a response has in its ids: the same for each request with a key."""
@@ -107,8 +103,20 @@ class Backlog:
         await self._submit(answer, found.request["job"])
         return await self._go_on(answer.id)
 
+    async def begin(
+        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None,
+        background: bool = False,
+    ) -> Answer:  # fmt: skip
+        """Give a request its place; raise as `accept`."""
+        if self.is_durable and (background or key is not None):
+            return await self.accept(ask, mode, group, key)
+        self._engine.post(ask, mode, group)
+        if ask.answer.is_stored:
+            self.keep(ask.answer)
+        return ask.answer
+
     async def accept(
-        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None = None
+        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None
     ) -> Answer:
         """Accept a request, and give it its place; raise as `Engine.post`, having kept nothing.
 
@@ -122,7 +130,8 @@ class Backlog:
         self._engine.answers[answer.id] = answer  # the job may run before its turn has a place
         job = None
         try:
-            job = await self._submit(answer, job_key)
+            if self.is_durable:
+                job = await self._submit(answer, job_key)
             self._engine.post(ask, mode, group)
         except BaseException:
             log.delete()
@@ -166,10 +175,35 @@ class Backlog:
         if answer.is_suspended:  # the next process goes on with it, so its job does not end
             raise Retry(ROOM_SECONDS, counts=False)
 
+    # ---- runs of threads
+
+    def ask_of(self, id: str) -> Ask | None:
+        """Return a request that was accepted, with its response."""
+        request, answer = EventLog(self._folder, id).read().request, self.find(id)
+        return None if request is None or answer is None else Ask(answer, **request["ask"])
+
+    def has_key(self, id: str, key: Key) -> bool:
+        """Return whether a response began with this key."""
+        request = EventLog(self._folder, id).read().request
+        return request is not None and request.get("key") == key.id
+
+    async def open_in(self, thread: str) -> list[Ask]:
+        """Return what the runs of a thread ask that have not ended."""
+        answers = [*self._engine.answers.values(), *self._roomless.values()]
+        ids = [a.id for a in answers if a.session == thread and not a.ended.is_set()]
+        return [ask for ask in map(self.ask_of, ids) if ask is not None]
+
+    async def open_wait(self, call: str) -> Pending | None:
+        """Return what a turn waits for: the turn with this call."""
+        return self._engine.pending.get(call)
+
+    # ---- responses, wherever they are
+
     def find(self, id: str) -> Answer | None:
-        """Return a response that is not in memory any more."""
-        if id in self._roomless:
-            return self._roomless[id]
+        """Return a response: from memory, or from its file."""
+        answer = self._engine.answers.get(id) or self._roomless.get(id)
+        if answer is not None and not answer.is_suspended:
+            return answer
         found = EventLog(self._folder, id).read()
         answer = answer_of(found) if found.events else None
         return answer if answer is not None and answer.id == id else None
@@ -205,7 +239,7 @@ class Backlog:
         log = EventLog(self._folder, ask.answer.id)
         fields = attrs.asdict(ask, recurse=False, filter=lambda field, _: field.name != "answer")
         body = None if key is None else key.body
-        request = {"ask": fields, "group": group, "body": body, **more}
+        request = {"ask": fields, "group": group, "key": key and key.id, "body": body, **more}
         await trio.to_thread.run_sync(log.create, request, ask.answer.feed.since(-1))
         log.record(ask.answer)
         ask.answer.is_closing = self._is_closing

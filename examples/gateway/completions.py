@@ -68,14 +68,8 @@ class Completions:
         stem = self._backlog.stem(key, COMPLETION)
         name, id = model_name(self._engine.upstream, settings), f"resp_{stem}.{stem}"
         answer = Answer.begun(stem, name, {"store": False}, id)
-        ask = Ask(answer, [], tools=tools, settings=settings, is_kept=False)
+        ask = Ask(answer, [], tools=tools, settings=settings, is_kept=False, alone=True)
         ask.messages = body["messages"]
-        begin = partial(self._begin, ask, body.get("user"), key)
+        begin = partial(self._backlog.begin, ask, None, body.get("user"), key)
         answer = await self._backlog.once(stem, key, begin)
         return await reply(request, body, answer, stream(answer), partial(whole, answer))
-
-    async def _begin(self, ask: Ask, user: str | None, key: Key | None) -> Answer:
-        if key is not None and self._backlog.is_durable:
-            return await self._backlog.accept(ask, None, user, key)
-        self._engine.start(ask, user)
-        return ask.answer

@@ -16,7 +16,7 @@ import trio
 
 from trio_lanes import Job, LaneFullError, Lanes
 from trio_lanes import agents as parts
-from trio_lanes.agents import Conversation, Receipt, SettledKind, Turn, WhenBusy
+from trio_lanes.agents import Conversation, SettledKind, Turn, WhenBusy
 
 from ..chat_agent.model import Message, ModelError
 from ..chat_agent.toolbox import Toolbox
@@ -89,7 +89,9 @@ class Engine:
           BusyError: if the session is busy, and the mode is reject.
         """
         answer = ask.answer
-        if not self.resume(ask):
+        if ask.alone:
+            self._start(ask, user)
+        elif not self.resume(ask):
             if ask.resumes:  # another request was faster
                 raise BadInputError("no call waits for these outputs any more")
             self.shares.check(user)
@@ -105,27 +107,21 @@ class Engine:
             if answer.position:
                 answer.begin("queued", position=answer.position)
             self.shares.begun(user)
-            self.nursery.start_soon(self._follow, answer, receipt, user)
+            self.nursery.start_soon(self._follow, ask, receipt, user)
         self.answers[answer.id] = answer
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
             if self.answers[id].ended.is_set():
                 del self.answers[id]
 
-    def start(self, ask: Ask, user: str | None) -> Job[Any]:
-        """Answer a request beside all sessions, in a job of its own; raise as `post`."""
+    def _start(self, ask: Ask, user: str | None) -> None:
+        """Answer a request beside all sessions, in a job of its own."""
         answer = ask.answer
         self.shares.check(user)
         reach = Reach(lambda reason: job.cancel(reason))
-        job = self.begin(self.answer, answer.session, [ask], reach, owner=user, name="completion")
+        job = self.begin(self.answer, answer.session, [ask], reach, owner=user, name="alone")
         answer.stop = job.cancel
         self.shares.begun(user)
-
-        def settled(job: object) -> None:
-            self.shares.ended(user)
-            answer.end("cancelled")  # unless the turn has ended it
-
-        job.on_settled(settled)
-        return job
+        job.on_settled(lambda job: self._settled(ask, user))
 
     def resume(self, ask: Ask) -> bool:
         """Give the request, with its outputs, to the turn that waits for it; False if none does."""
@@ -242,9 +238,14 @@ class Engine:
         finally:
             live.end(status, why)
 
-    async def _follow(self, answer: Answer, receipt: Receipt, user: str | None) -> None:
-        """End the response of a message that no turn was started with."""
+    async def _follow(self, ask: Ask, receipt: parts.Receipt, user: str | None) -> None:
         outcome = await receipt.settled()
+        self._settled(ask, user, began=outcome.turn is not None)
+
+    def _settled(self, ask: Ask, user: str | None, began: bool = False) -> None:
+        """Give its user the place back, and end its response if no turn has begun with it."""
         self.shares.ended(user)
-        if outcome.turn is None:
-            answer.end("cancelled")
+        if not began:
+            ask.answer.end("cancelled")
+        if ask.messages:  # no client may find it
+            self.answers.pop(ask.answer.id, None)

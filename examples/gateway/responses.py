@@ -76,17 +76,12 @@ class Responses:
         ask.answer.succeeds = succeeds
         mode = WhenBusy.STEER if succeeds else mode
         await self._engine.check_outputs(ask, mode)
-        lasts = self._backlog.takes_all or body.get("background") or key is not None
+        background = bool(body.get("background"))
         try:
-            if lasts and self._backlog.is_durable:
-                return await self._backlog.accept(ask, mode, group, key)
-            self._engine.post(ask, mode, group)
+            return await self._backlog.begin(ask, mode, group, key, background)
         except BusyError:
             text = "the conversation is busy"
             raise Refused(409, text, "conversation_busy", x_should_retry="false") from None
-        if ask.answer.is_stored:
-            self._backlog.keep(ask.answer)
-        return ask.answer
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`, with `stream=true&starting_after=n`."""
@@ -152,10 +147,7 @@ class Responses:
         return next((item for item in items if item["id"] == id), None)
 
     def _find(self, id: str) -> Answer:
-        """Return a response: from memory, or from its file."""
-        answer = self._engine.answers.get(id)
-        if (answer is None or answer.is_suspended) and RESPONSE.fullmatch(id):
-            answer = self._backlog.find(id)
+        answer = self._backlog.find(id) if RESPONSE.fullmatch(id) else None
         if answer is None or not answer.is_stored:
             raise Refused(404, "there is no such response")
         return answer

@@ -40,6 +40,7 @@ from .conversations import Conversations
 from .engine import PLACED, TURNS, Engine
 from .messages import Messages
 from .responses import Responses
+from .threads import Threads
 from .websocket import serve_socket
 
 Parts = tuple[Upstream, Toolbox, httpx2.AsyncClient, Path]
@@ -63,7 +64,7 @@ def application(engine: Engine, hooks: Hooks, backlog: Backlog, requests: Reques
     """Return the endpoints as an ASGI application."""
     responses, completions = Responses(engine, backlog), Completions(engine, backlog)
     conversations, messages = Conversations(engine), Messages(completions)
-    threads = backlog.threads()
+    threads = Threads(engine, backlog)
     one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
     thread = "/v1/conversations/{id}"
     table = [
@@ -142,7 +143,7 @@ async def making(
     """Make the application; enter with it, its engine, and the durable lanes."""
     upstream, toolbox, client, folder = parts
     # a folder of conversations belongs to one process; several have them beside their jobs
-    store = MemoryTranscript() if kind.takes_all else JsonlTranscript(folder / "conversations")
+    store = MemoryTranscript() if kind.are_several else JsonlTranscript(folder / "conversations")
     times = options.turn_timeout, options.gate_timeout
     engine = Engine(opened, beside, upstream, toolbox, store, *times)
     hooks = Hooks(partial(answer_text, engine), client)
@@ -152,7 +153,7 @@ async def making(
         max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace, affinity=1.0,
     ) as durable:  # fmt: skip
         hooks.durable = backlog.durable = durable
-        if kind.takes_all:
+        if kind.are_several:
             engine.store = SharedTranscripts(durable)
         backlog.forget_older(AGE)
         await backlog.recover()

@@ -7,70 +7,61 @@ ends without an answer are left to the next run.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import partial
 from typing import Any, Final
 
 import attrs
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from trio_lanes import Job
 from trio_lanes.agents import RunStatus
 
 from ..openai_api.chat import run_object, thread_message, thread_messages
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
-from ..openai_api.http import body_of, field, listed, named
+from ..openai_api.http import RESPONSE, body_of, field, listed, named
 from ..openai_api.items import exchange_of, numbered, text_of
+from ..openai_api.log import KnownError
 from ..openai_api.once import Key
 from ..openai_api.requests import chat_request
-from ..openai_api.wire import Answer, Json, new_id
-from .asks import Ask, Reach
+from ..openai_api.wire import Answer, Json
+from .asks import Ask, Pending
+from .backlog import Backlog
 from .conversations import stem_of, write
-from .engine import TURNS, Engine
-
-KEPT: Final = 1_000  # runs
+from .engine import Engine
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class Run:
-    """A run: a job that answers the messages which it took."""
+    """A run as it is now: responses, each of which begins with outputs of the one before."""
 
-    thread: str
-    ask: Ask
-    id: str = attrs.field(factory=lambda: new_id("run"))
-    job: Job[Any] = attrs.field(init=False)
-    next_id: str = ""  # of its next response; "" for any
+    id: str
+    ask: Ask  # of its last response
+    next_id: str  # of its next response
+    waits: Pending | None  # for outputs of its last response
 
     @property
     def needs(self) -> list[Json]:
-        """The calls that the client has to answer."""
+        """The calls that the client has to answer, or had to."""
         return [item for item in self.ask.answer.output if item["type"] == "function_call"]
 
     @property
     def status(self) -> RunStatus:
-        answer = self.ask.answer
-        if self.job.done:
-            status = answer.status if answer.ended.is_set() else "cancelled"
-            return RunStatus.EXPIRED if self.needs else RunStatus(status)
-        if self.job.cancel_called:
-            return RunStatus.CANCELLING
-        if answer.ended.is_set():
-            return RunStatus.REQUIRES_ACTION
-        return RunStatus(answer.status)
+        if self.ask.answer.status == "completed" and self.needs:
+            return RunStatus.REQUIRES_ACTION if self.waits else RunStatus.EXPIRED
+        return RunStatus(self.ask.answer.status)
 
     def object(self) -> Json:
-        status = self.status
-        needs = self.needs if status is RunStatus.REQUIRES_ACTION else []
-        return run_object(self.id, self.thread, str(status), needs, self.ask.answer.error)
+        answer, needs = self.ask.answer, self.needs if self.waits else []
+        return run_object(self.id, answer.session, str(self.status), needs, answer.error)
 
 
 class Threads:
-    """The endpoints, over the conversations and the tools of the engine."""
+    """The endpoints. A run is a response beside the others of its conversation."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, backlog: Backlog) -> None:
         self._engine: Final = engine
-        self._runs: Final[OrderedDict[str, Run]] = OrderedDict()
+        self._backlog: Final = backlog
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/threads`."""
@@ -95,63 +86,55 @@ class Threads:
     async def run(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs`."""
         id, body = named(request.path_params["id"]), await body_of(request)
+        key: Key | None = request.scope.get("once")
+        stem = self._backlog.stem(key)
+        begin = partial(self._begin, id, body, stem, key)
+        async with self._engine.store.locks.exclusive(f"runs of {id}"):  # none asks what one asks
+            answer = await self._backlog.once(stem, key, begin)
+        return JSONResponse((await self._run(id, _named_as(answer.id, "run"))).object())
+
+    async def _begin(self, thread: str, body: Json, stem: str, key: Key | None) -> Answer:
         tools, settings = chat_request(RUNS, body)
-        items = await self._unasked(id)
+        items = await self._unasked(thread)
         if not items:
             raise BadInputError("no message was posted since the last run")
-        ask = Ask(Answer.begun(id, "", {}), items, body.get("instructions") or "", tools)
+        answer = Answer.begun(thread, "", {}, f"resp_{thread}.{stem}")
+        ask = Ask(answer, items, body.get("instructions") or "", tools, alone=True)
         ask.settings = settings
-        run = await self._begin(ask, request.scope.get("once"))
-        return JSONResponse(run.object())
-
-    async def _begin(self, ask: Ask, key: Key | None) -> Run:
-        """Begin a run; this process knows its key."""
-        run = Run(ask.answer.session, ask)
-        run.job = self._engine.lanes.submit_nowait(self._answer, run, lane=TURNS, owner=run.thread)
-        self._runs[run.id] = run
-        for old in [*self._runs.values()][:-KEPT]:
-            if old.job.done:
-                del self._runs[old.id]
-        return run
-
-    async def _answer(self, run: Run) -> None:
-        await self._engine.answer(run.thread, [run.ask], Reach(run.job.cancel))
+        return await self._backlog.accept(ask, None, thread, key)
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/runs/{run}`."""
-        return JSONResponse((await self._run(request)).object())
+        return JSONResponse((await self._run_of(request)).object())
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs/{run}/cancel`."""
-        run = await self._run(request)
-        await self._stop(run)
-        return JSONResponse(run.object())
+        run = await self._run_of(request)
+        stop = run.ask.answer.cancel if run.waits is None else run.waits.stop
+        stop("cancelled by the client")
+        shown = run.object()
+        if run.waits or not run.ask.answer.ended.is_set():
+            shown |= {"status": RunStatus.CANCELLING, "required_action": None}
+        return JSONResponse(shown)
 
     async def submit(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs/{run}/submit_tool_outputs`: of all calls, or of none."""
-        run, body = await self._run(request), await body_of(request)
+        run, body = await self._run_of(request), await body_of(request)
+        key: Key | None = request.scope.get("once")
+        if key is not None and self._backlog.has_key(run.ask.answer.id, key):
+            return JSONResponse(run.object())
         outputs = [o for o in field(body, "tool_outputs", list, []) if isinstance(o, dict)]
         items = [{"type": "function_call_output", "call_id": str(o.get("tool_call_id")),
                   "output": o.get("output")} for o in outputs]  # fmt: skip
-        answer = Answer.begun(run.thread, "", {}, run.next_id)
-        ask = attrs.evolve(run.ask, answer=answer, items=items)
-        if run.status is not RunStatus.REQUIRES_ACTION or not await self._bring(ask):
-            raise BadInputError("the run does not wait for these outputs")
-        run.ask = ask
-        return JSONResponse(run.object())
-
-    async def _open(self, thread: str) -> list[Ask]:
-        """Return what the runs of a thread ask that have not ended."""
-        runs = self._runs.values()
-        return [run.ask for run in runs if run.thread == thread and not run.job.done]
-
-    async def _stop(self, run: Run) -> None:
-        """Cancel a run."""
-        run.job.cancel("cancelled by the client")
-
-    async def _bring(self, ask: Ask) -> bool:
-        """Bring outputs to a run; False if it does not wait for them."""
-        return self._engine.resume(ask)
+        answer = Answer.begun(run.ask.answer.session, "", {}, run.next_id)
+        ask = attrs.evolve(run.ask, answer=answer, items=items, resumes=True)
+        try:
+            if run.waits is None:
+                raise KnownError
+            await self._backlog.accept(ask, None, None, key)
+        except KnownError:  # another request was faster
+            raise BadInputError("the run does not wait for these outputs") from None
+        return JSONResponse((await self._run_of(request)).object())
 
     async def _post(self, request: Request, id: str, messages: list[Any]) -> list[Json]:
         items = []
@@ -167,9 +150,8 @@ class Threads:
 
     async def _unasked(self, id: str) -> list[Json]:
         """Return the posted messages that no run asks, and that have no answer."""
-        asks = await self._open(id)
+        asks = await self._backlog.open_in(id)
         messages = await self._engine.messages(id)
-        asks += await self._open(id)  # also of a run that has begun meanwhile, or has ended
         answered = {
             exchange_of(message)
             for message in messages
@@ -184,11 +166,27 @@ class Threads:
         posted = [item for message in kept for item in message.content.get("posted", ())]
         return [item for item in posted if item["id"] not in asked]
 
-    async def _run(self, request: Request) -> Run:
-        run = await self._find(request.path_params["run"])
-        if run is None or run.thread != request.path_params["id"]:
+    async def _run_of(self, request: Request) -> Run:
+        return await self._run(request.path_params["id"], request.path_params["run"])
+
+    async def _run(self, thread: str, id: str) -> Run:
+        """Return a run; the ids of its responses follow from its own."""
+        first, count = _named_as(id, "resp"), 0
+        last, next_id = None, first
+        if not RESPONSE.fullmatch(first):
             raise Refused(404, "there is no such run")
+        while (ask := self._backlog.ask_of(next_id)) is not None:
+            count += 1
+            last, next_id = ask, f"{first}_{count}"
+        if last is None or last.answer.session != thread:
+            raise Refused(404, "there is no such run")
+        run = Run(id, last, next_id, None)
+        if last.answer.status == "completed" and run.needs:
+            waits = await self._backlog.open_wait(run.needs[0]["call_id"])
+            run = attrs.evolve(run, waits=waits)
         return run
 
-    async def _find(self, id: str) -> Run | None:
-        return self._runs.get(id)
+
+def _named_as(id: str, kind: str) -> str:
+    """Return the id of a run as that of its first response, or the reverse."""
+    return f"{kind}_{id.partition('_')[2]}"

@@ -13,6 +13,7 @@ import json
 import logging
 import secrets
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,15 +34,13 @@ from trio_lanes.durable import JobTakenError, ResultGoneError, StoreError
 from ..gateway.asks import Ask, Elsewhere, Pending
 from ..gateway.backlog import OPEN, ROOM_SECONDS, Backlog, Handlers, answer_of
 from ..gateway.engine import CAP, KEPT, TURNS, BusyError, Engine
-from ..gateway.threads import Threads
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.items import outputs_of
 from ..openai_api.log import EventLog, Found
 from ..openai_api.once import Key
 from ..openai_api.wire import Answer, Json
 from .places import Places
-from .threads import SharedThreads
-from .turns import LATE, LOOK_SECONDS, SharedReach, wait_name
+from .turns import LATE, LOOK_SECONDS, SharedReach, open_runs, wait_name
 
 logger: Final = logging.getLogger(__name__)
 LARGEST: Final = 1_000_000  # of the text that a conversation keeps of a request
@@ -50,7 +49,7 @@ LARGEST: Final = 1_000_000  # of the text that a conversation keeps of a request
 class SharedBacklog(Backlog, Elsewhere):
     """The responses of all processes."""
 
-    takes_all = True
+    are_several = True
 
     def __init__(self, engine: Engine, folder: Path, is_durable: bool) -> None:
         super().__init__(engine, folder, is_durable)
@@ -61,38 +60,36 @@ class SharedBacklog(Backlog, Elsewhere):
     def handlers(self) -> Handlers:
         return {"respond": inbox_handler(self._run), self._places.handler: self._places.hold}
 
-    def threads(self) -> Threads:
-        return SharedThreads(self._engine, self)
-
     async def _submit_again(self, answer: Answer, found: Found) -> Answer | None:
         if found.job is None and found.request is not None:
             await self._give(Ask(answer, **found.request["ask"]), found.request)
         return self.find(answer.id)
 
-    async def accept(
-        self,
-        ask: Ask,
-        mode: WhenBusy | None,
-        group: str | None,
-        key: Key | None = None,
-        *,
-        alone: bool = False,
-    ) -> Answer:
-        """Accept a request for any process; return its response, as this process sees it.
+    async def begin(
+        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None,
+        background: bool = False,
+    ) -> Answer:  # fmt: skip
+        if ask.messages and key is None:  # this process answers its own client, in a place
+            self._engine.post(ask, mode, group)
+            return ask.answer
+        return await self.accept(ask, mode, group, key)
 
-        Args:
-          alone: whether it runs beside the other requests of its conversation.
-        """
+    async def accept(
+        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None
+    ) -> Answer:
+        """Accept a request for any process; return its response, as this process sees it."""
         if len(json.dumps(ask.content)) > LARGEST:
             text = f"with several processes, an input has at most {LARGEST:,} characters of JSON"
             raise Refused(413, text)
         group = group if ask.is_kept else ask.answer.id  # as `Engine.post`
         wait = next(filter(None, map(self._waiting, outputs_of(ask.items))), None)
+        if ask.resumes and wait is None:
+            raise Refused(409, LATE, "too_late")
         more: Json = {
             "mode": mode,
             "wait": wait,
             "succeeds": ask.answer.succeeds,
-            "session": ask.answer.id if alone else ask.answer.session,
+            "session": ask.answer.id if ask.alone else ask.answer.session,
             # a job that was withdrawn keeps its id
             "job": f"{ask.answer.id}~{secrets.token_hex(4)}",
         }
@@ -149,24 +146,29 @@ class SharedBacklog(Backlog, Elsewhere):
         return EventLog(self._folder, wait_name(name)).read().request
 
     def pending(self, call: str) -> Pending | None:
-        return _pending(self._waiting(call))
+        return self._pending(self._waiting(call))
 
     async def pending_in(self, session: str) -> Pending | None:
-        return _pending(await self.open_wait(f"session:{session}"))
+        return await self.open_wait(f"session:{session}")
 
-    def ask_of(self, id: str) -> Ask | None:
-        """Return a request, with its response."""
-        request, answer = EventLog(self._folder, id).read().request, self.find(id)
-        return None if request is None or answer is None else Ask(answer, **request["ask"])
+    async def open_in(self, thread: str) -> list[Ask]:
+        found = await open_runs(self.durable, thread)
+        return [ask for ask in map(self.ask_of, found.values()) if ask is not None]
 
-    async def open_wait(self, name: str) -> Json | None:
-        """Return what a turn waits for, unless it was cancelled, which leaves that behind."""
-        wait = self._waiting(name)
+    async def open_wait(self, call: str) -> Pending | None:
+        wait = self._waiting(call)
         try:
             state = wait and (await self.durable.job(wait["job"]).status()).state
         except ResultGoneError:
             return None
-        return wait if state in OPEN else None
+        # a turn that was cancelled leaves behind what it has waited for
+        return self._pending(wait) if state in OPEN else None
+
+    def _pending(self, wait: Json | None) -> Pending | None:
+        if wait is None:
+            return None
+        stop = partial(self._engine.nursery.start_soon, self.durable.cancel, wait["job"])
+        return Pending(wait["session"], ActionGate(wait["calls"]), wait["responses"], stop)
 
     async def recover(self) -> None:
         """The handler of the jobs does it, in any process."""
@@ -252,9 +254,3 @@ class SharedBacklog(Backlog, Elsewhere):
                 logger.warning("%s is not cancelled yet: %s", answer.id, error)
                 await trio.sleep(ROOM_SECONDS)
             await trio.sleep(LOOK_SECONDS)
-
-
-def _pending(wait: Json | None) -> Pending | None:
-    if wait is None:
-        return None
-    return Pending(wait["session"], ActionGate(wait["calls"]), wait["responses"])

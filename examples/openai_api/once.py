@@ -96,7 +96,7 @@ class Once:
         key = Key(_digest(given.encode()), _digest(scope["path"].encode() + b"\n" + raw))
         self._forget()
         while (said := self._known.get(key.id)) is not None and said.may_leave(key):
-            await said.messages.wait_beyond(math.inf)  # until it is closed
+            await said.messages.wait_beyond(said.messages.last)
         if said is None:
             said = self._known[key.id] = _Said(key, trio.current_time() + AGE)
             self._nursery.start_soon(self._run, scope, raw, said)
