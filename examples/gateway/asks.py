@@ -92,18 +92,24 @@ class Elsewhere:
 
 
 class Reach:
-    """How a running turn reaches what is outside of it; ``abort`` stops the turn."""
+    """How a running turn reaches what is outside of it.
 
-    def __init__(self, abort: Callable[[str], object] = bool) -> None:
+    Args:
+      abort: stops the turn.
+      turn: the turn of an inbox of this process, if it is one.
+    """
+
+    def __init__(self, abort: Callable[[str], object] = bool, turn: Turn | None = None) -> None:
         self.abort: Final = abort
+        self._inbox_turn: Final = turn
 
     async def take(self) -> list[Ask]:
         """Return the requests that came meanwhile, and that the turn answers, too."""
-        return []
+        return self._inbox_turn.take() if self._inbox_turn else []
 
     def rolled_back(self) -> bool:
         """Whether the turn leaves its conversation."""
-        return False
+        return self._inbox_turn is not None and self._inbox_turn.rollback_called
 
     async def restore(self, exchange: ConversationTurn, live: Live) -> list[ToolCall]:
         """Write what a process has left that died while its client had calls; return the calls."""
@@ -116,17 +122,3 @@ class Reach:
         assert job is not None
         async with job.yield_slot():
             yield
-
-
-class InboxReach(Reach):
-    """A turn of an inbox of this process."""
-
-    def __init__(self, turn: Turn) -> None:
-        super().__init__(turn.abort)
-        self.turn: Final = turn
-
-    async def take(self) -> list[Ask]:
-        return self.turn.take()
-
-    def rolled_back(self) -> bool:
-        return self.turn.rollback_called

@@ -1,4 +1,7 @@
-"""`/v1/chat/completions` and `/v1/models`: turns without a session, fair by `user`."""
+"""Turns without a session, fair by `user`: chat completions, and Anthropic's messages.
+
+A request for a message becomes one for a completion, and its answer is shown as a message.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..anthropic_api.messages import message, message_events
+from ..anthropic_api.requests import count, to_completion
 from ..chat_agent.upstream import model_name
 from ..openai_api.chat import chunks, completion, to_message
 from ..openai_api.errors import BadInputError, Refused
@@ -51,9 +56,20 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         body = await body_of(request)
-        return await self.answer(request, body, partial(chunks, body), completion)
+        return await self._answer(request, body, partial(chunks, body), completion)
 
-    async def answer(self, request: Request, body: Json, stream: Stream, whole: Whole) -> Response:
+    async def create_message(self, request: Request) -> Response:
+        """`POST /v1/messages`."""
+        asked = to_completion(await body_of(request))
+        if "max_completion_tokens" not in asked:
+            raise BadInputError("max_tokens is missing", "max_tokens")
+        return await self._answer(request, asked, message_events, message)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`: an estimate, since chat completions have no count."""
+        return JSONResponse({"input_tokens": count(to_completion(await body_of(request)))})
+
+    async def _answer(self, request: Request, body: Json, stream: Stream, whole: Whole) -> Response:
         """Answer a request for a completion, in these shapes."""
         tools, settings = chat_request(COMPLETIONS, body)
         try:

@@ -6,7 +6,7 @@ which it takes them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -28,9 +28,8 @@ from ..openai_api.items import asked_in, is_approval, once, outputs_of
 from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, session_of
 from .asks import TURNS as TURNS
-from .asks import Ask, Elsewhere, InboxReach, Pending, Reach, joined
+from .asks import Ask, Elsewhere, Pending, Reach, joined
 from .rounds import Rounds
-from .shares import Shares
 
 PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
 KEPT: Final = 250  # answers that have ended; older ones are read from their files
@@ -65,14 +64,13 @@ class Engine:
     elsewhere: Elsewhere = attrs.field(factory=Elsewhere)
     begin: Callable[..., Job[Any]] = attrs.field(init=False)
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
-    shares: Shares = attrs.field(init=False)
     inboxes: parts.Inboxes = attrs.field(init=False)
     _histories: Histories = attrs.field(factory=Histories)
+    _unended: Counter[str | None] = attrs.field(factory=Counter)  # {user: requests}
     pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
 
     def __attrs_post_init__(self) -> None:
         self.begin = partial(self.lanes.submit_nowait, lane=TURNS)
-        self.shares = Shares(self.lanes, TURNS)
         self.inboxes = parts.Inboxes(
             self.lanes, self._turn, when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
             cap=CAP, overflow=parts.Overflow.DROP_NEWEST,
@@ -94,7 +92,7 @@ class Engine:
         elif not self.resume(ask):
             if ask.resumes:  # another request was faster
                 raise BadInputError("no call waits for these outputs any more")
-            self.shares.check(user)
+            self._check_share(user)
             group = user if ask.is_kept else answer.id  # no other turn keeps what this one says
             receipt = self.inboxes.post(answer.session, ask, when_busy=when_busy, group=group)
             if receipt.outcome is not None and receipt.outcome.kind is SettledKind.REJECTED:
@@ -106,7 +104,7 @@ class Engine:
             answer.position = (receipt.position or 0) + is_busy
             if answer.position:
                 answer.begin("queued", position=answer.position)
-            self.shares.begun(user)
+            self._unended[user] += 1
             self.nursery.start_soon(self._follow, ask, receipt, user)
         self.answers[answer.id] = answer
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
@@ -116,12 +114,18 @@ class Engine:
     def _start(self, ask: Ask, user: str | None) -> None:
         """Answer a request beside all sessions, in a job of its own."""
         answer = ask.answer
-        self.shares.check(user)
+        self._check_share(user)
         reach = Reach(lambda reason: job.cancel(reason))
         job = self.begin(self.answer, answer.session, [ask], reach, owner=user, name="alone")
         answer.stop = job.cancel
-        self.shares.begun(user)
+        self._unended[user] += 1
         job.on_settled(lambda job: self._settled(ask, user))
+
+    def _check_share(self, user: str | None) -> None:
+        """Raise `LaneFullError` if the user has half of the places in which requests wait."""
+        config = self.lanes.lane(TURNS).config
+        if user and self._unended[user] >= config.concurrency + config.max_waiting / 2:
+            raise LaneFullError(TURNS, config.max_waiting)
 
     def resume(self, ask: Ask) -> bool:
         """Give the request, with its outputs, to the turn that waits for it; False if none does."""
@@ -200,7 +204,7 @@ class Engine:
 
     async def _turn(self, turn: Turn) -> None:
         """Answer the messages of a turn: the handler of all inboxes."""
-        await self.answer(turn.session, turn.messages, InboxReach(turn))
+        await self.answer(turn.session, turn.messages, Reach(turn.abort, turn))
 
     async def answer(self, session: str, asks: list[Ask], reach: Reach) -> None:
         """Answer requests in a conversation, in a job."""
@@ -244,7 +248,9 @@ class Engine:
 
     def _settled(self, ask: Ask, user: str | None, began: bool = False) -> None:
         """Give its user the place back, and end its response if no turn has begun with it."""
-        self.shares.ended(user)
+        self._unended[user] -= 1
+        if not self._unended[user]:
+            del self._unended[user]
         if not began:
             ask.answer.end("cancelled")
         if ask.messages:  # no client may find it

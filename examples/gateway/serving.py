@@ -38,7 +38,6 @@ from .backlog import Backlog
 from .completions import Completions
 from .conversations import Conversations
 from .engine import PLACED, TURNS, Engine
-from .messages import Messages
 from .responses import Responses
 from .threads import Threads
 from .websocket import serve_socket
@@ -63,8 +62,7 @@ async def no_socket(socket: WebSocket) -> None:
 def application(engine: Engine, hooks: Hooks, backlog: Backlog, requests: Requests) -> Starlette:
     """Return the endpoints as an ASGI application."""
     responses, completions = Responses(engine, backlog), Completions(engine, backlog)
-    conversations, messages = Conversations(engine), Messages(completions)
-    threads = Threads(engine, backlog)
+    conversations, threads = Conversations(engine), Threads(engine, backlog)
     one, run = "/v1/responses/{id}", "/v1/threads/{id}/runs/{run}"
     thread = "/v1/conversations/{id}"
     table = [
@@ -85,8 +83,8 @@ def application(engine: Engine, hooks: Hooks, backlog: Backlog, requests: Reques
         ("GET", "/v1/models/{model:path}", completions.model),
         ("POST", "/hooks/{chat}", hooks.receive),
         ("POST", COMPLETIONS, completions.create),
-        ("POST", MESSAGES, messages.create),
-        ("POST", MESSAGES + "/count_tokens", messages.count_tokens),
+        ("POST", MESSAGES, completions.create_message),
+        ("POST", MESSAGES + "/count_tokens", completions.count_tokens),
         ("POST", "/v1/threads", threads.create),
         ("POST", "/v1/threads/{id}/messages", threads.post),
         ("GET", "/v1/threads/{id}/messages", threads.messages),

@@ -13,7 +13,6 @@ from ..chat_agent.model import Message, ToolCall
 from .errors import BadInputError, Refused, failed
 from .http import field
 from .items import text_of, user_message
-from .shapes import usage_of
 from .wire import Answer, Json
 
 # {why a response is incomplete: the reason that chat completions have for it}
@@ -25,9 +24,8 @@ def data_line(value: Json) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
-def _usage(answer: Answer) -> Json:
-    """Return the usage of a response."""
-    usage = usage_of(answer.usage)
+def _usage(usage: Json) -> Json:
+    """Return the usage of a response as that of a completion."""
     return {
         "prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"],
         "total_tokens": usage["total_tokens"],
@@ -121,6 +119,7 @@ def completion(answer: Answer) -> Json:
         raise failed(answer.error)
     if answer.status not in ("completed", "incomplete"):
         raise Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
+    shown = answer.object()
     pieces = [_piece(event) for event in answer.feed.since(_start(answer))]
     text = "".join(piece for piece in pieces if isinstance(piece, str))
     calls = [tool_call(piece) for piece in pieces if isinstance(piece, ToolCall)]
@@ -128,10 +127,10 @@ def completion(answer: Answer) -> Json:
     reason = "stop"
     if calls:
         message["tool_calls"], reason = calls, "tool_calls"
-    if answer.incomplete:
-        reason = CUTS[answer.incomplete["reason"]]
+    if answer.status == "incomplete":
+        reason = CUTS[shown["incomplete_details"]["reason"]]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-    return _head(answer) | {"choices": [choice], "usage": _usage(answer)}
+    return _head(answer) | {"choices": [choice], "usage": _usage(shown["usage"])}
 
 
 async def said(answer: Answer) -> AsyncGenerator[str | ToolCall, None]:

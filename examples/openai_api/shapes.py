@@ -41,13 +41,6 @@ def usage_of(usage: Usage) -> Json:
     }  # fmt: skip
 
 
-def usage_in(usage: Json) -> Usage:
-    """Return the usage that a response has."""
-    cached, reasoning = usage["input_tokens_details"], usage["output_tokens_details"]
-    counts = usage["total_tokens"], usage["input_tokens"], usage["output_tokens"]
-    return Usage(*counts, cached["cached_tokens"], reasoning["reasoning_tokens"])
-
-
 def text_part(text: str) -> Json:
     """Return a part of a message of a response."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

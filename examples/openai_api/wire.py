@@ -24,7 +24,7 @@ from trio_lanes.agents import Feed
 
 from ..chat_agent.model import ToolCall, Usage
 from .errors import problem
-from .shapes import echoed, text_part, usage_in, usage_of
+from .shapes import echoed, text_part, usage_of
 
 logger: Final = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -46,35 +46,34 @@ class Answer:
       stop: stops what the answer waits for.
     """
 
-    def __init__(self, head: Json) -> None:
-        self.id: Final[str] = head["id"]
+    def __init__(self, shown: Json) -> None:
+        self.id: Final[str] = shown["id"]
         self.session: Final = session_of(self.id)
-        self.status = "queued"
         self.input: list[Json] = []  # the items of its request
         self.output: Final[list[Json]] = []
         self.feed: Final[Feed[Json]] = Feed(math.inf)
         self.ended: Final = trio.Event()
         self.stop: Callable[[str], object] = lambda reason: None
-        self.usage = Usage(0)
-        self.error: Json | None = None
-        self.completed_at: int | None = None
-        self.incomplete: Json | None = None  # why
+        self.usage = Usage(0)  # until the end
         self.record: Callable[[Json], None] | None = None
         self.is_closing: Callable[[], bool] = bool
         self.position: int | None = None  # messages before its own when that was accepted here
         self.succeeds = False  # whether the others of a turn end when the turn takes this one
-        self._message: Json | None = None  # the item that grows
-        self._pieces: list[str] = []
-        self._head: Final = head
+        self._pieces: list[str] = []  # of the message that grows
+        self._shown = shown  # the response of the last event that has one
 
     @classmethod
     def begun(cls, session: str, model: str, body: Json, id: str = "") -> Answer:
         """Return a new response to a request with this body."""
-        id = id or f"resp_{session}.{secrets.token_hex(12)}"
-        head = {"id": id, "object": "response", "created_at": int(time.time()), "model": model}
-        conversation = {"id": session} if body.get("conversation") else None
-        answer = cls(head | {"conversation": conversation} | echoed(body))
-        answer._publish("response.created", response=answer.object())
+        shown = {
+            "id": id or f"resp_{session}.{secrets.token_hex(12)}", "object": "response",
+            "created_at": int(time.time()), "model": model, **echoed(body),
+            "conversation": {"id": session} if body.get("conversation") else None,
+            "status": "queued", "output": [], "usage": None, "error": None,
+            "completed_at": None, "incomplete_details": None,
+        }  # fmt: skip
+        answer = cls(shown)
+        answer._publish("response.created", response=shown)
         return answer
 
     @classmethod
@@ -82,18 +81,23 @@ class Answer:
         """Return the response with these events; the first is `response.created`."""
         first, *more = events
         answer = cls(first["response"])
-        answer.feed.publish(first)
-        for event in more:
+        for event in (first, *more):
             answer.learn(event)
         return answer
 
     def object(self) -> Json:
         """Return the response as it is now."""
-        usage = usage_of(self.usage) if self.status in TERMINAL else None
-        return self._head | {
-            "status": self.status, "output": [*self.output], "usage": usage, "error": self.error,
-            "completed_at": self.completed_at, "incomplete_details": self.incomplete,
-        }  # fmt: skip
+        return self._shown | {"output": [*self.output]}
+
+    @property
+    def status(self) -> str:
+        """The state of the response."""
+        return str(self._shown["status"])
+
+    @property
+    def error(self) -> Any:
+        """The object of the error, if it has failed."""
+        return self._shown["error"]
 
     @property
     def stem(self) -> str:
@@ -103,36 +107,39 @@ class Answer:
     @property
     def is_stored(self) -> bool:
         """Whether clients may find it later."""
-        return self._head.get("store") is not False
+        return self._shown.get("store") is not False
 
     def begin(self, status: str = "in_progress", **more: Any) -> None:
         """The turn has started; or the message waits. ``more`` is for clients."""
         if self.status == "queued":
-            self.status = status
-            self._publish(f"response.{status}", response=self.object(), **more)
+            response = self.object() | {"status": status}
+            self._publish(f"response.{status}", response=response, **more)
+
+    @property
+    def _growing(self) -> Json | None:
+        """The message that grows, if there is one."""
+        last = self.output[-1] if self.output else {"type": ""}
+        return last if last["type"] == "message" and last["status"] == "in_progress" else None
 
     def text(self, delta: str) -> None:
         """Add text to the growing message; begin a message if none grows."""
         if self.ended.is_set():
             return
-        if self._message is None:
-            self._message = {"id": new_id("msg"), "type": "message", "role": "assistant",
-                             "status": "in_progress", "content": []}  # fmt: skip
-            self._publish("response.output_item.added", item=dict(self._message), at=self._message)
-            self._publish("response.content_part.added", part=text_part(""), at=self._message)
-        self._pieces.append(delta)
-        self._publish("response.output_text.delta", delta=delta, logprobs=[], at=self._message)
+        if self._growing is None:
+            message = {"id": new_id("msg"), "type": "message", "role": "assistant",
+                       "status": "in_progress", "content": []}  # fmt: skip
+            self._publish("response.output_item.added", item=message, at=message)
+            self._publish("response.content_part.added", part=text_part(""), at=message)
+        self._publish("response.output_text.delta", delta=delta, logprobs=[], at=self._growing)
 
     def end_text(self, status: str = "completed") -> None:
         """End the growing message, if there is one."""
-        if (message := self._message) is None:
+        if (message := self._growing) is None:
             return
         text = "".join(self._pieces)
         self._publish("response.output_text.done", text=text, logprobs=[], at=message)
         self._publish("response.content_part.done", part=text_part(text), at=message)
-        message |= {"status": status, "content": [text_part(text)]}
-        self._item_done(message)
-        self._message, self._pieces = None, []
+        self._item_done(message | {"status": status, "content": [text_part(text)]})
 
     def call(self, call: ToolCall) -> None:
         """Add a call that the client answers."""
@@ -152,8 +159,7 @@ class Answer:
         """Add the item of a call that runs; several may run at once."""
         if not self.ended.is_set():
             self.end_text()
-            self.output.append(item)
-            self._publish("response.output_item.added", item=dict(item), at=item)
+            self._publish("response.output_item.added", item=item, at=item)
 
     def end_call(self, item: Json, call: ToolCall, kind: str, **fields: Any) -> None:
         """End the item of a call, with its arguments and these fields."""
@@ -161,37 +167,28 @@ class Answer:
             arguments = call.arguments or "{}"
             self._publish(f"{kind}.delta", delta=arguments, at=item)
             self._publish(f"{kind}.done", arguments=arguments, name=call.name, at=item)
-            item |= {"arguments": arguments, **fields}
-            self._item_done(item)
+            self._item_done(item | {"arguments": arguments, **fields})
 
     def start_over(self) -> None:
         """Take back the items of a run whose process has died: they are incomplete, and empty."""
-        self._message, self._pieces = None, []
-        for item in self.output:
-            item["status"] = "incomplete"
-            if item["type"] == "message":
-                item["content"] = []
-            self._item_done(item)
+        for item in [*self.output]:
+            empty: Json = {"content": []} if item["type"] == "message" else {}
+            self._item_done(item | {"status": "incomplete"} | empty)
 
     def learn(self, event: Json) -> None:
-        """Take in the next event, of another process."""
-        kind, item = event["type"], event.get("item")
-        if kind == "response.output_item.added":
-            self.output.append(dict(item or {}))
-            self._message = self.output[-1] if self.output[-1]["type"] == "message" else None
-        elif kind == "response.output_text.delta":
-            self._pieces.append(event["delta"])
-        elif kind == "response.output_item.done":
-            self.output[event["output_index"]] = dict(item or {})
-            self._message, self._pieces = None, []
-        elif "response" in event:
-            self.status, self.error = event["response"]["status"], event["response"]["error"]
-            if self.status in TERMINAL:
-                response = event["response"]
-                self.output[:] = response["output"]
-                self.completed_at = response.get("completed_at")
-                self.incomplete = response["incomplete_details"]
-                self.usage = usage_in(response["usage"])
+        """Take in the next event, of this process or of another."""
+        match event:
+            case {"type": "response.output_item.added", "item": item}:
+                self.output.append(item)
+            case {"type": "response.output_item.done", "item": item, "output_index": place}:
+                self.output[place] = item
+                self._pieces = []
+            case {"type": "response.output_text.delta", "delta": delta}:
+                self._pieces.append(delta)
+            case {"response": response}:
+                self._shown = response
+                if self.status in TERMINAL:
+                    self.output[:] = response["output"]
         self.feed.publish(event)
         if self.status in TERMINAL:
             self._over()
@@ -218,18 +215,18 @@ class Answer:
         if self.ended.is_set():
             return
         self.end_text("completed" if status == "completed" else "incomplete")
-        for item in self.output:
-            if item.get("status") == "in_progress":  # a call of a turn that was stopped
-                item["status"] = "incomplete"
-        self.status = status
+        output = [  # a call of a turn that was stopped is incomplete
+            item | {"status": "incomplete"} if item.get("status") == "in_progress" else item
+            for item in self.output
+        ]
+        ended: Json = {"status": status, "output": output, "usage": usage_of(self.usage)}
         if status == "failed":
-            self.error = problem(why) if isinstance(why, str) else why
+            ended["error"] = problem(why) if isinstance(why, str) else why
         elif status == "incomplete":
-            self.incomplete = {"reason": why}
+            ended["incomplete_details"] = {"reason": why}
         elif status == "completed":
-            self.completed_at = int(time.time())
-        self._publish(f"response.{status}", response=self.object())
-        self._over()
+            ended["completed_at"] = int(time.time())
+        self._publish(f"response.{status}", response=self._shown | ended)
 
     def _over(self) -> None:
         self.feed.close()
@@ -252,19 +249,17 @@ class Answer:
         return lines()
 
     def _item_done(self, item: Json) -> None:
-        self._publish("response.output_item.done", item=dict(item), at=item)
+        self._publish("response.output_item.done", item=item, at=item)
 
     def _publish(self, kind: str, at: Json | None = None, **fields: Any) -> None:
         """Publish an event; ``at`` is the item that it is about."""
         if at is not None:
-            if at not in self.output:
-                self.output.append(at)
-            index = next(place for place, item in enumerate(self.output) if item is at)
-            fields |= {"output_index": index}
+            ids = [item["id"] for item in self.output]
+            fields["output_index"] = ids.index(at["id"]) if at["id"] in ids else len(ids)
             if "item" not in fields:
-                fields |= {"item_id": at["id"]}
+                fields["item_id"] = at["id"]
                 if at["type"] == "message":
-                    fields |= {"content_index": 0}
+                    fields["content_index"] = 0
         event = {"type": kind, **fields, "sequence_number": self.feed.last + 1}
         if self.record is not None:
             try:
@@ -272,7 +267,7 @@ class Answer:
             except OSError as error:  # for example a full disk
                 logger.error("%s will not outlive this process: %s", self.id, error)
                 self.record = None
-        self.feed.publish(event)
+        self.learn(event)
 
 
 def session_of(id: str) -> str:
