@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from ..openai_api.chat import completion, said
 from ..openai_api.errors import Refused
-from ..openai_api.wire import Answer, Json, sse
+from ..openai_api.wire import Answer, Json, sse, stem_of
 
 REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -88,7 +88,7 @@ async def message_events(answer: Answer) -> AsyncIterator[str]:
 
 def _head(answer: Answer) -> Json:
     usage = {"input_tokens": 0, "output_tokens": 0}  # the upstream counts at the end
-    return {"id": f"msg_{answer.stem}", "type": "message", "role": "assistant",
+    return {"id": f"msg_{stem_of(answer.id)}", "type": "message", "role": "assistant",
             "model": answer.object()["model"], "content": [], "stop_reason": None,
             "stop_sequence": None, "usage": usage}  # fmt: skip
 
@@ -105,8 +105,10 @@ def _input(arguments: str) -> Json:
 
 
 def _reason(done: Json) -> Json:
-    reason = REASONS.get(done["choices"][0]["finish_reason"], "end_turn")
-    return {"stop_reason": reason, "stop_sequence": None}
+    choice = done["choices"][0]
+    sequence = choice.get("stop_reason")  # most upstreams do not say it
+    reason = REASONS.get(choice["finish_reason"], "stop_sequence" if sequence else "end_turn")
+    return {"stop_reason": reason, "stop_sequence": sequence}
 
 
 def _usage(done: Json) -> Json:

@@ -93,8 +93,8 @@ def _of_user(content: str | list[Any], where: str) -> list[Json]:
         else:
             text = _text(block.get("content", ""), f"{at}.content")
             text = f"error: {text}" if block.get("is_error") else text
-            id = block["tool_use_id"]
-            results.append({"role": "tool", "tool_call_id": id, "content": text})
+            result = {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+            results.append(result)
     said = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts
     return [*results, {"role": "user", "content": said}] if parts else results
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 
 from .instances import instance_of
-from .model import Cut, Event, Message, ModelError, Settings, ToolCall, Usage
+from .model import Cut, Event, Message, ModelError, Settings, Stopped, ToolCall, Usage
 from .tools import ASK_SUBAGENT
 
 MAX_SECONDS: Final = 3600.0
@@ -104,7 +104,7 @@ class BuiltinModel:
             texts = []
         if self._settings.get("parallel_tool_calls") is False:
             calls = calls[:1]
-        text = self._formed("\n".join(texts), bool(calls))
+        text, stop = self._formed("\n".join(texts), bool(calls))
         words: list[str | ToolCall] = [*_words(text), *calls]
         limit = min(self._settings.get(name) or len(words) for name in LIMITS)
         for word in words[:limit]:
@@ -114,6 +114,8 @@ class BuiltinModel:
             raise ModelError("the built-in model failed, as it was asked to")
         if limit < len(words):
             yield Cut("length")
+        elif stop:
+            yield Stopped(stop)
         yield _usage(messages, min(limit, len(words)))
 
     def _forced(self, messages: Sequence[Message]) -> list[ToolCall]:
@@ -129,16 +131,20 @@ class BuiltinModel:
             for tool in forced[:1]
         ]
 
-    def _formed(self, text: str, has_calls: bool) -> str:
-        """Return the text in the format that the settings demand, up to the first stop text."""
+    def _formed(self, text: str, has_calls: bool) -> tuple[str, str]:
+        """Return the text in the format that the settings demand, up to the first stop text.
+
+        Also return that stop text; "" if there is none.
+        """
         form = self._settings.get("response_format") or {"type": "text"}
         if form["type"] != "text":
             schema = form.get("json_schema", {}).get("schema", {"properties": {"answer": {}}})
             text = "" if has_calls else json.dumps(instance_of(schema, text))
-        stops = self._settings.get("stop") or []
+        stops, found = self._settings.get("stop") or [], ""
         for stop in [stops] if isinstance(stops, str) else stops:
-            text = text.partition(stop)[0]
-        return text
+            if stop in text:
+                text, found = text.partition(stop)[0], stop
+        return text, found
 
     def _calls(self, asked: str, place: int) -> list[ToolCall]:
         """Return the tool calls for a message."""

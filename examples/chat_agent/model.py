@@ -58,6 +58,13 @@ class Cut:
     reason: str
 
 
+@attrs.frozen
+class Stopped:
+    """The answer has ended at a text of the setting `stop`, which it does not have."""
+
+    at: str
+
+
 class ModelError(Exception):
     """The model could not answer; the text is one line for the user."""
 
@@ -79,8 +86,8 @@ class ModelBusyError(ModelError):
         self.retry_after: Final = retry_after
 
 
-# a piece of text, a complete call, or, at most once each, the usage, and that it is cut
-Event = str | ToolCall | Usage | Cut
+# a piece of text, a complete call, or, at most once each, the usage, and how it has ended
+Event = str | ToolCall | Usage | Cut | Stopped
 
 
 class Model(Protocol):

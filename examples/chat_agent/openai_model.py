@@ -24,6 +24,7 @@ from .model import (
     ModelError,
     RequestError,
     Settings,
+    Stopped,
     ToolCall,
     Usage,
     well_formed,
@@ -100,7 +101,9 @@ class OpenAIModel:
                         wait = retry_after(source.response.headers)
                         raise ModelBusyError(_refusal(source.response), wait)
                     raise _refused(source.response)
-                async with _reading(source) as chunks, aclosing(_events(chunks)) as events:
+                stops = self._settings.get("stop", ())
+                stops = [stops] if isinstance(stops, str) else stops
+                async with _reading(source) as chunks, aclosing(_events(chunks, stops)) as events:
                     yield events
         except httpx2.HTTPError as error:
             raise ModelError(f"{type(error).__name__}: {error}") from error
@@ -126,11 +129,17 @@ async def _reading(
                 pass
 
 
-async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerator[Event, None]:
-    """Yield text as it arrives, and calls at the end, when they are complete."""
+async def _events(
+    chunks: AsyncIterator[httpx2.ServerSentEvent], stops: Sequence[str]
+) -> AsyncGenerator[Event, None]:
+    """Yield text as it arrives, and calls at the end, when they are complete.
+
+    Some endpoints, vLLM is one, say in `stop_reason` at which of the ``stops`` the answer ended.
+    """
     calls: dict[int, dict[str, str]] = {}
     finished = False
     reason: object = None
+    stop: object = None
     usage: dict[str, Any] = {}
     async for event in chunks:
         if event.data == "[DONE]":
@@ -140,6 +149,7 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
         usage |= _mapping(chunk.get("usage"))
         choice = _choice(chunk)
         reason = choice.get("finish_reason") or reason
+        stop = choice.get("stop_reason") or stop
         finished = finished or reason is not None
         delta = _mapping(choice.get("delta"))
         if text := delta.get("content"):
@@ -151,6 +161,8 @@ async def _events(chunks: AsyncIterator[httpx2.ServerSentEvent]) -> AsyncGenerat
     if reason in ("length", "content_filter"):
         yield Cut(str(reason))
         calls = {}  # their arguments may be cut, too
+    if reason == "stop" and isinstance(stop, str) and stop in stops:
+        yield Stopped(stop)
     for place, call in enumerate(calls.values()):
         id, name, arguments = map(well_formed, (call["id"], call["name"], call["arguments"]))
         yield ToolCall(id or f"call_{place}", name, arguments)

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from .builtin_model import BuiltinModel
-from .model import Cut, Message, Model, ModelError, ToolCall, Usage
+from .model import Cut, Message, Model, ModelError, Stopped, ToolCall, Usage
 
 BUSY: Final = re.compile(
     r"\bbusy\b(?: (?P<wait>\d+(?:\.\d+)?)(?P<ms>ms)?)?(?: (?P<times>twice|always))?"
@@ -81,7 +81,7 @@ class Endpoint:
         self.streams += 1
         self.most_streams = max(self.most_streams, self.streams)
         try:
-            calls, usage, reason = 0, Usage(0), ""
+            calls, usage, reason, stop = 0, Usage(0), "", None
             async with self.model.stream(messages) as events:
                 async for event in events:
                     if isinstance(event, Usage):
@@ -89,6 +89,9 @@ class Endpoint:
                         continue
                     if isinstance(event, Cut):
                         reason = event.reason
+                        continue
+                    if isinstance(event, Stopped):
+                        stop = event.at
                         continue
                     for delta in _deltas(event, calls):
                         yield _chunk({"choices": [{"index": 0, "delta": delta}]})
@@ -99,7 +102,8 @@ class Endpoint:
                     if "garbage" in asked:
                         yield "data: {what is this\n\n"
             reason = reason or ("tool_calls" if calls else "stop")
-            yield _chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+            end = {"index": 0, "delta": {}, "finish_reason": reason, "stop_reason": stop}
+            yield _chunk({"choices": [end]})
             parts = {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
             yield _chunk({"choices": [], "usage": {"total_tokens": usage.tokens, **parts}})
             yield "data: [DONE]\n\n"

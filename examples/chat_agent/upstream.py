@@ -15,7 +15,7 @@ import httpx2
 from trio_lanes import Lanes, current_job
 
 from .builtin_model import BuiltinModel
-from .model import Cut, Message, Model, ModelBusyError, Settings, ToolCall, Usage
+from .model import Cut, Message, Model, ModelBusyError, Settings, Stopped, ToolCall, Usage
 from .openai_model import LIMITS, TIMEOUT, OpenAIModel
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ async def ask_model(
     prompt: Sequence[Message],
     lanes: Lanes,
     lane: str,
-    tell: Callable[[str | Usage | Cut], object],
+    tell: Callable[[str | Usage | Cut | Stopped], object],
     first: bool = True,
 ) -> list[ToolCall]:
     """Call a model in the current job, again while it is busy and has said nothing.

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
+from attrs.converters import optional
 
 from trio_lanes import current_job
-from trio_lanes.agents import ActionGate, ConversationTurn, Turn
+from trio_lanes.agents import ActionGate, ConversationTurn, Turn, WhenBusy
 
-from ..chat_agent.model import ToolCall
+from ..chat_agent.model import Stopped, ToolCall, Usage
 from ..chat_agent.toolbox import Servers
-from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json
 
 TURNS: Final = "main"  # the lane of turns
@@ -32,6 +32,10 @@ class Ask:
     tools: list[Json] = attrs.field(factory=list)  # of the client, as in chat completions
     servers: Servers = attrs.field(factory=dict)  # whose tools run here
     previous: str | None = None
+    # what it does if its session is busy
+    mode: WhenBusy | None = attrs.field(default=None, converter=optional(WhenBusy))
+    user: str | None = None
+    key: str = ""  # of a request that brings outputs to a run
     settings: Json = attrs.field(factory=dict)  # for the model, as in chat completions
     approvals: Json = attrs.field(factory=dict)  # {label of a server: its `require_approval`}
     max_tool_calls: int | None = None
@@ -45,6 +49,11 @@ class Ask:
     def content(self) -> Json:
         """What the conversation keeps of it."""
         return {"input": self.items, "response": self.answer.id, "previous": self.previous}
+
+    @property
+    def group(self) -> str | None:
+        """The group of the message: no other turn keeps what one says that is not kept."""
+        return self.user if self.is_kept else self.answer.id
 
     @property
     def said(self) -> list[Json]:
@@ -79,15 +88,55 @@ class Pending:
     ask: Ask | None = None
 
 
+@attrs.define(eq=False)
+class Live:
+    """Responses that a turn writes to. ``abort`` stops the turn."""
+
+    abort: Callable[[str], object]
+    answers: list[Answer] = attrs.field(factory=list)
+    ids: list[str] = attrs.field(factory=list)  # of all responses that it has written to
+    stored: list[str] = attrs.field(factory=list)  # those that clients may find later
+
+    def join(self, answer: Answer, **more: str) -> None:
+        """Write to this response, too; in place of the others if it succeeds them."""
+
+        def stop(reason: str) -> None:
+            if self.answers == [answer]:
+                self.abort(reason)
+            elif answer in self.answers:  # the turn goes on for the others
+                self.answers.remove(answer)
+                answer.end("cancelled")
+
+        if answer.succeeds:
+            self.end("incomplete", "steered")
+        self.answers.append(answer)
+        self.ids.append(answer.id)
+        self.stored += [answer.id] if answer.is_stored else []
+        answer.stop = stop
+        answer.begin(**more)
+
+    def add(self, event: str | Usage | Stopped) -> None:
+        """Add what the model has said to all responses."""
+        for answer in self.answers:
+            if isinstance(event, str):
+                answer.text(event)
+            elif isinstance(event, Stopped):
+                answer.stopped_at = event.at
+            else:
+                answer.usage += event
+
+    def end(self, status: str, why: str | Json = "") -> None:
+        """End all responses."""
+        for answer in self.answers:
+            answer.end(status, why)
+        self.answers = []
+
+
 class Elsewhere:
     """The turns of other processes; there are none."""
 
-    def pending(self, call: str) -> Pending | None:
-        """Return the calls with this one that wait for outputs."""
-        return None
-
-    async def pending_in(self, session: str) -> Pending | None:
-        """Return the calls of a session that wait for outputs."""
+    async def open_wait(self, name: str) -> Pending | None:
+        """Return what a turn waits for: the turn with this call, or in this `session:NAME`."""
         return None
 
 

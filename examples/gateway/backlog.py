@@ -18,11 +18,11 @@ import attrs
 import trio
 
 from trio_lanes import LaneError, LanesClosedError
-from trio_lanes.agents import WhenBusy
+from trio_lanes.agents import JsonlTranscript, TranscriptStore
 from trio_lanes.durable import DurableJob, DurableLanes, DurableState, NoRetry, Retry
 
 from ..openai_api.errors import BadInputError
-from ..openai_api.log import EventLog, Found, KnownError
+from ..openai_api.log import EventLog, Found
 from ..openai_api.once import Key
 from ..openai_api.wire import Answer
 from .asks import Ask, Pending
@@ -42,49 +42,36 @@ class Backlog:
 
     Attributes:
       is_durable: whether there are such: otherwise its folder goes with the process.
-      are_several: whether several processes have the same responses.
     """
 
-    are_several = False
+    transcripts: Callable[[Path], TranscriptStore] = JsonlTranscript  # conversations in a folder
 
     def __init__(self, engine: Engine, folder: Path, is_durable: bool) -> None:
         self.durable: DurableLanes  # set when it is open, before the first request
         self.is_durable: Final = is_durable
+        self.handlers: Handlers = {"respond": self.respond}  # of its jobs
         self._engine: Final = engine
         self._folder: Final = folder
         self._beginning: Final = trio.Lock()
         self._keeping: Final[set[str]] = set()  # responses that are kept when they end
         self._roomless: Final[dict[str, Answer]] = {}  # of dead processes; there was no room yet
 
-    def handlers(self) -> Handlers:
-        """Return the handlers of its jobs."""
-        return {"respond": self.respond}
+    async def once(self, stem: str, key: Key, begin: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return the response to the request with a key; begin it if this is the first.
 
-    def stem(self, key: Key | None, prefix: str = "") -> str:
-        """Return what a response has in its ids: the same for each request with a key."""
-        # in memory, a key is forgotten some time, and may come again
-        known = key is not None and self.is_durable
-        return f"{prefix}{key.id if known and key else secrets.token_hex(12)}"
-
-    async def once(
-        self, stem: str, key: Key | None, begin: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
-        """Return the response to the request with a key; begin it if this is the first."""
-        answer = None
-        if key is not None and self.is_durable:
-            answer = await self.again(stem, key)
-        if answer is None:
+        Args:
+          stem: what the response has in its ids.
+        """
+        answer = await self._again(stem, key)
+        while answer is None:
             try:
                 answer = await begin()
-            except KnownError:  # another process has begun it meanwhile
-                assert key is not None
-                answer = await self.again(stem, key)
-                assert answer is not None
-        if key is not None:
-            key.begun = True
+            except FileExistsError:  # another process has begun it meanwhile
+                answer = await self._again(stem, key)
+        key.begun = True
         return answer
 
-    async def again(self, stem: str, key: Key) -> Answer | None:
+    async def _again(self, stem: str, key: Key) -> Answer | None:
         """Return the response to an earlier request with this key, if there is one.
 
         Raises:
@@ -103,36 +90,31 @@ class Backlog:
         await self._submit(answer, found.request["job"])
         return await self._go_on(answer.id)
 
-    async def begin(
-        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None,
-        background: bool = False,
-    ) -> Answer:  # fmt: skip
+    async def begin(self, ask: Ask, key: Key, background: bool = False) -> Answer:
         """Give a request its place; raise as `accept`."""
-        if self.is_durable and (background or key is not None):
-            return await self.accept(ask, mode, group, key)
-        self._engine.post(ask, mode, group)
+        if self.is_durable and (background or key.given):
+            return await self.accept(ask, key)
+        self._engine.post(ask)
         if ask.answer.is_stored:
             self.keep(ask.answer)
         return ask.answer
 
-    async def accept(
-        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None
-    ) -> Answer:
+    async def accept(self, ask: Ask, key: Key) -> Answer:
         """Accept a request, and give it its place; raise as `Engine.post`, having kept nothing.
 
         Raises:
-          KnownError: if another process has accepted a request with this key meanwhile.
+          FileExistsError: if another process has accepted a request with this key meanwhile.
         """
         answer = ask.answer
         # a job that was cancelled, since there was no room, keeps its key
-        job_key = answer.id if key is None else f"{answer.id}~{secrets.token_hex(4)}"
-        log = await self._create(ask, group, key, job=job_key)
+        job_key = f"{answer.id}~{secrets.token_hex(4)}"
+        log = await self._create(ask, key, job=job_key)
         self._engine.answers[answer.id] = answer  # the job may run before its turn has a place
         job = None
         try:
             if self.is_durable:
                 job = await self._submit(answer, job_key)
-            self._engine.post(ask, mode, group)
+            self._engine.post(ask)
         except BaseException:
             log.delete()
             self._engine.answers.pop(answer.id, None)
@@ -156,14 +138,11 @@ class Backlog:
 
     async def recover(self) -> None:
         """Give the responses of earlier processes their places, in the order of their jobs."""
-        after = 0
-        while found := await self.durable.jobs(LANE, states=OPEN, after=after):
-            for status in found:
-                try:
-                    await self._go_on((status.key or "").partition("~")[0])
-                except (LaneError, NoRetry):
-                    pass  # the handler of the job tries again, or tells why it cannot
-            after = found[-1].id
+        for job in await self.durable.jobs(LANE, states=OPEN, limit=-1):
+            try:
+                await self._go_on((job.key or "").partition("~")[0])
+            except (LaneError, NoRetry):
+                pass  # the handler of the job tries again, or tells why it cannot
 
     async def respond(self, id: str) -> None:
         """Wait until a response has ended: the handler of the jobs."""
@@ -182,20 +161,15 @@ class Backlog:
         request, answer = EventLog(self._folder, id).read().request, self.find(id)
         return None if request is None or answer is None else Ask(answer, **request["ask"])
 
-    def has_key(self, id: str, key: Key) -> bool:
-        """Return whether a response began with this key."""
-        request = EventLog(self._folder, id).read().request
-        return request is not None and request.get("key") == key.id
-
     async def open_in(self, thread: str) -> list[Ask]:
         """Return what the runs of a thread ask that have not ended."""
         answers = [*self._engine.answers.values(), *self._roomless.values()]
         ids = [a.id for a in answers if a.session == thread and not a.ended.is_set()]
         return [ask for ask in map(self.ask_of, ids) if ask is not None]
 
-    async def open_wait(self, call: str) -> Pending | None:
+    async def open_wait(self, name: str) -> Pending | None:
         """Return what a turn waits for: the turn with this call."""
-        return self._engine.pending.get(call)
+        return self._engine.pending.get(name)
 
     # ---- responses, wherever they are
 
@@ -232,14 +206,11 @@ class Backlog:
         self._roomless.pop(id, None)
         EventLog(self._folder, id).delete()
 
-    async def _create(
-        self, ask: Ask, group: str | None, key: Key | None = None, **more: object
-    ) -> EventLog:
+    async def _create(self, ask: Ask, key: Key, **more: object) -> EventLog:
         """Write a request to the disk, and begin to record its response."""
         log = EventLog(self._folder, ask.answer.id)
         fields = attrs.asdict(ask, recurse=False, filter=lambda field, _: field.name != "answer")
-        body = None if key is None else key.body
-        request = {"ask": fields, "group": group, "key": key and key.id, "body": body, **more}
+        request = {"ask": fields, "body": key.body, **more}
         await trio.to_thread.run_sync(log.create, request, ask.answer.feed.since(-1))
         log.record(ask.answer)
         ask.answer.is_closing = self._is_closing
@@ -248,9 +219,7 @@ class Backlog:
     async def _go_on(self, id: str) -> Answer:
         """Return a response of this process, or begin the answer of a dead process again."""
         async with self._beginning:
-            if id not in self._engine.answers:
-                return await self._begin_again(id)
-            return self._engine.answers[id]
+            return self._engine.answers.get(id) or await self._begin_again(id)
 
     async def _begin_again(self, id: str) -> Answer:
         """Begin the answer of a dead process again."""
@@ -270,14 +239,12 @@ class Backlog:
             answer.text(said)
             answer.end("completed")
             return answer
-        ask = Ask(answer, **found.request["ask"])
+        ask = Ask(answer, **found.request["ask"] | {"mode": None})
         try:
-            await self._engine.check_outputs(ask, WhenBusy.STEER)  # accepted: it waits for calls
-        except BadInputError as bad:  # the turn that waited for them has died
+            await self._engine.check_outputs(ask, is_new=False)
+            self._engine.post(ask)
+        except BadInputError as bad:  # the turn that waited for its outputs has died
             answer.end("failed", str(bad))
-            return answer
-        try:
-            self._engine.post(ask, WhenBusy.FOLLOWUP, found.request["group"])
         except LaneError:  # clients read it, and cancel it, while it waits for room
             self._roomless[id] = answer
             answer.stop = lambda reason: answer.end("cancelled")

@@ -5,7 +5,6 @@ A request for a message becomes one for a completion, and its answer is shown as
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
 
@@ -19,17 +18,13 @@ from ..openai_api.chat import chunks, completion, to_message
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import COMPLETIONS
 from ..openai_api.http import body_of
-from ..openai_api.once import Key
+from ..openai_api.once import key_of
 from ..openai_api.requests import chat_request
 from ..openai_api.wire import Answer, Json
 from .asks import Ask
 from .backlog import COMPLETION, Backlog
 from .engine import Engine
-from .responses import reply
-
-# the shapes of an answer
-Stream = Callable[[Answer], AsyncIterator[str]]
-Whole = Callable[[Answer], Json]
+from .responses import Stream, Whole, reply
 
 
 class Completions:
@@ -80,12 +75,11 @@ class Completions:
         except BadInputError as bad:
             bad.param = "messages"
             raise
-        key: Key | None = request.scope.get("once")
-        stem = self._backlog.stem(key, COMPLETION)
+        key = key_of(request)
+        stem = f"{COMPLETION}{key.id}"
         name, id = model_name(self._engine.upstream, settings), f"resp_{stem}.{stem}"
         answer = Answer.begun(stem, name, {"store": False}, id)
         ask = Ask(answer, [], tools=tools, settings=settings, is_kept=False, alone=True)
-        ask.messages = body["messages"]
-        begin = partial(self._backlog.begin, ask, None, body.get("user"), key)
-        answer = await self._backlog.once(stem, key, begin)
-        return await reply(request, body, answer, stream(answer), partial(whole, answer))
+        ask.messages, ask.user = body["messages"], body.get("user")
+        answer = await self._backlog.once(stem, key, partial(self._backlog.begin, ask, key))
+        return await reply(request, body, answer, stream, whole)

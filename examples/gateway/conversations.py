@@ -6,7 +6,6 @@ was deleted: neither clients nor the model see it after that.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -20,16 +19,16 @@ from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import CONVERSATION, CONVERSATIONS, ITEMS, checked
 from ..openai_api.http import body_of, listed, named, page_of
 from ..openai_api.items import asked_in, numbered, shown, to_items, to_messages
-from ..openai_api.once import Key
+from ..openai_api.once import key_of
 from ..openai_api.wire import Json
 from .engine import Engine
 
 
 async def write(engine: Engine, request: Request, session: str, **content: Any) -> Json:
     """Write into a conversation, at most once for each key; return what it has of the request."""
-    key: Key | None = request.scope.get("once")
+    key = key_of(request)
     content = {"input": [], **content}
-    if key is not None:
+    if key.given:
         content |= {"once": key.id, "body": key.body}
         for kept in asked_in(await engine.messages(session)):
             if kept.get("once") == key.id:
@@ -51,12 +50,6 @@ def conversation_object(id: str, contents: Sequence[Json]) -> Json:
     return {"id": id, "object": "conversation", "created_at": since, "metadata": newest}
 
 
-def stem_of(request: Request) -> str:
-    """Return a part of ids, which is the same for each request with one key."""
-    key: Key | None = request.scope.get("once")
-    return secrets.token_hex(12) if key is None else key.id
-
-
 class Conversations:
     """The endpoints."""
 
@@ -67,7 +60,7 @@ class Conversations:
         """`POST /v1/conversations`."""
         body = await body_of(request)
         checked(CONVERSATIONS, body)
-        id = f"conv_{stem_of(request)}"
+        id = f"conv_{key_of(request).id}"
         items, metadata = self._given(request, body.get("items") or []), body.get("metadata") or {}
         more = {"metadata": metadata, "created_at": int(time.time())}
         kept = await write(self._engine, request, id, input=items, **more)
@@ -76,8 +69,7 @@ class Conversations:
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/conversations/{id}`: every valid name is one, empty at first."""
         id = named(request.path_params["id"])
-        contents = asked_in(await self._engine.messages(id))
-        return JSONResponse(conversation_object(id, contents))
+        return JSONResponse(conversation_object(id, asked_in(await self._engine.messages(id))))
 
     async def update(self, request: Request) -> Response:
         """`POST /v1/conversations/{id}`."""
@@ -124,7 +116,7 @@ class Conversations:
             raise BadInputError("an item must be an object", "items")
         # also raises for an item that is not supported
         self._engine.check_images(to_messages(given), "items")
-        return numbered(given, stem_of(request))
+        return numbered(given, key_of(request).id)
 
     async def _items(self, request: Request) -> list[Json]:
         return to_items(await self._engine.messages(named(request.path_params["id"])))

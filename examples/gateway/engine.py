@@ -22,13 +22,12 @@ from ..chat_agent.model import Message, ModelError
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Builtin, Upstream
 from ..openai_api.chat import to_message
-from ..openai_api.errors import BadInputError, of_model, problem
+from ..openai_api.errors import BadInputError, Refused, of_model, problem
 from ..openai_api.history import Histories
 from ..openai_api.items import asked_in, is_approval, once, outputs_of
-from ..openai_api.live import Live
 from ..openai_api.wire import Answer, Json, session_of
 from .asks import TURNS as TURNS
-from .asks import Ask, Elsewhere, Pending, Reach, joined
+from .asks import Ask, Elsewhere, Live, Pending, Reach, joined
 from .rounds import Rounds
 
 PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
@@ -38,8 +37,12 @@ CAP: Final = 20  # waiting messages of a session
 REACHING: Final = (WhenBusy.STEER, WhenBusy.INTERRUPT, WhenBusy.ROLLBACK, WhenBusy.REJECT)
 
 
-class BusyError(Exception):
+class BusyError(Refused):
     """The session is busy, and the request wants no place in its queue."""
+
+    def __init__(self) -> None:
+        text = "the conversation is busy"
+        super().__init__(409, text, "conversation_busy", x_should_retry="false")
 
 
 @attrs.define(eq=False)
@@ -78,7 +81,7 @@ class Engine:
 
     # ---- requests
 
-    def post(self, ask: Ask, when_busy: WhenBusy | None, user: str | None) -> None:
+    def post(self, ask: Ask) -> None:
         """Give the request its place in the lane of its session, or to the calls that wait for it.
 
         Raises:
@@ -88,13 +91,12 @@ class Engine:
         """
         answer = ask.answer
         if ask.alone:
-            self._start(ask, user)
+            self._start(ask)
         elif not self.resume(ask):
             if ask.resumes:  # another request was faster
                 raise BadInputError("no call waits for these outputs any more")
-            self._check_share(user)
-            group = user if ask.is_kept else answer.id  # no other turn keeps what this one says
-            receipt = self.inboxes.post(answer.session, ask, when_busy=when_busy, group=group)
+            self._check_share(ask.user)
+            receipt = self.inboxes.post(answer.session, ask, when_busy=ask.mode, group=ask.group)
             if receipt.outcome is not None and receipt.outcome.kind is SettledKind.REJECTED:
                 raise BusyError
             if receipt.outcome is not None:
@@ -104,22 +106,21 @@ class Engine:
             answer.position = (receipt.position or 0) + is_busy
             if answer.position:
                 answer.begin("queued", position=answer.position)
-            self._unended[user] += 1
-            self.nursery.start_soon(self._follow, ask, receipt, user)
+            self._unended[ask.user] += 1
+            self.nursery.start_soon(self._follow, ask, receipt)
         self.answers[answer.id] = answer
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
             if self.answers[id].ended.is_set():
                 del self.answers[id]
 
-    def _start(self, ask: Ask, user: str | None) -> None:
+    def _start(self, ask: Ask) -> None:
         """Answer a request beside all sessions, in a job of its own."""
-        answer = ask.answer
-        self._check_share(user)
-        reach = Reach(lambda reason: job.cancel(reason))
-        job = self.begin(self.answer, answer.session, [ask], reach, owner=user, name="alone")
-        answer.stop = job.cancel
-        self._unended[user] += 1
-        job.on_settled(lambda job: self._settled(ask, user))
+        self._check_share(ask.user)
+        reach, session = Reach(lambda reason: job.cancel(reason)), ask.answer.session
+        job = self.begin(self.answer, session, [ask], reach, owner=ask.user, name="alone")
+        ask.answer.stop = job.cancel
+        self._unended[ask.user] += 1
+        job.on_settled(lambda job: self._settled(ask))
 
     def _check_share(self, user: str | None) -> None:
         """Raise `LaneFullError` if the user has half of the places in which requests wait."""
@@ -141,8 +142,11 @@ class Engine:
         pending.ask = ask
         return True
 
-    async def check_outputs(self, ask: Ask, when_busy: WhenBusy | None = None) -> None:
+    async def check_outputs(self, ask: Ask, is_new: bool = True) -> None:
         """Check that each output has its call, and each call its one output.
+
+        Args:
+          is_new: whether also the calls need one for which turns wait now.
 
         Raises:
           BadInputError: if that is not so.
@@ -150,10 +154,10 @@ class Engine:
         calls = [str(item["call_id"]) for item in ask.items if item.get("type") == "function_call"]
         outputs = [id for id in outputs_of(ask.items) if not is_approval(id)]
         late = [id for id in outputs if id not in calls]
-        ask.resumes = self.pending_of(ask.items) is not None
+        ask.resumes = await self.pending_of(ask.items) is not None
         if ask.resumes:  # what is wrong there, the turn itself says
             late = []
-        elif when_busy not in REACHING:
+        elif is_new and ask.mode not in REACHING:
             calls += await self._waiting_for(ask)
         if late:  # a client may have written the call into its conversation
             contents = asked_in(await self.messages(ask.answer.session))
@@ -170,17 +174,17 @@ class Engine:
 
     async def _waiting_for(self, ask: Ask) -> list[str]:
         """Return the calls that wait for outputs at the place from which the request goes on."""
-        found: list[str] = []
         session = ask.answer.session
-        for pending in {*self.pending.values(), await self.elsewhere.pending_in(session)}:
-            if pending is not None and pending.session == session:
-                found += pending.gate.missing if ask.previous in (None, *pending.responses) else ()
-        return found
+        waits = {*self.pending.values(), await self.elsewhere.open_wait(f"session:{session}")}
+        return [
+            id for pending in waits if pending and pending.session == session
+            if ask.previous in (None, *pending.responses) for id in pending.gate.missing
+        ]  # fmt: skip
 
-    def pending_of(self, items: Sequence[Json]) -> Pending | None:
+    async def pending_of(self, items: Sequence[Json]) -> Pending | None:
         """Return the calls that wait for outputs in these items."""
         for id in outputs_of(items):
-            if pending := self.pending.get(id) or self.elsewhere.pending(id):
+            if pending := self.pending.get(id) or await self.elsewhere.open_wait(id):
                 return pending
         return None
 
@@ -242,15 +246,14 @@ class Engine:
         finally:
             live.end(status, why)
 
-    async def _follow(self, ask: Ask, receipt: parts.Receipt, user: str | None) -> None:
-        outcome = await receipt.settled()
-        self._settled(ask, user, began=outcome.turn is not None)
+    async def _follow(self, ask: Ask, receipt: parts.Receipt) -> None:
+        self._settled(ask, began=(await receipt.settled()).turn is not None)
 
-    def _settled(self, ask: Ask, user: str | None, began: bool = False) -> None:
+    def _settled(self, ask: Ask, began: bool = False) -> None:
         """Give its user the place back, and end its response if no turn has begun with it."""
-        self._unended[user] -= 1
-        if not self._unended[user]:
-            del self._unended[user]
+        self._unended[ask.user] -= 1
+        if not self._unended[ask.user]:
+            del self._unended[ask.user]
         if not began:
             ask.answer.end("cancelled")
         if ask.messages:  # no client may find it

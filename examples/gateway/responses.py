@@ -15,32 +15,35 @@ from ..chat_agent.upstream import model_name
 from ..openai_api.errors import BadInputError, Refused, failed
 from ..openai_api.http import RESPONSE, EventStream, body_of, listed, unless_lost
 from ..openai_api.items import numbered, shown, to_messages, unasked_approval
-from ..openai_api.once import Key
+from ..openai_api.once import Key, key_of
 from ..openai_api.requests import wanted
 from ..openai_api.wire import Answer, Json
 from .asks import Ask
 from .backlog import Backlog
-from .engine import BusyError, Engine
+from .engine import Engine
+
+# the shapes of an answer
+Stream = Callable[[Answer], AsyncIterator[str]]
+Whole = Callable[[Answer], Json]
 
 
 async def reply(
-    request: Request, body: Json, answer: Answer,
-    stream: AsyncIterator[str], whole: Callable[[], Json],
-) -> Response:  # fmt: skip
+    request: Request, body: Json, answer: Answer, stream: Stream, whole: Whole
+) -> Response:
     """Reply with a response as a stream, or whole when it has ended, as the body asks for it.
 
     Unless it is in the background, it is stopped if its client leaves.
     """
     if body.get("stream"):
         lost = bool if body.get("background") else (lambda: answer.stop("hung up"))
-        return EventStream(stream, lost)
+        return EventStream(stream(answer), lost)
     if not body.get("background") and not await unless_lost(request, answer.ended.wait):
         answer.stop("the client hung up")
     if answer.is_suspended:  # the next process goes on with it, and knows its key
         raise Refused(503, "the gateway is closing; try again", "shutting_down")
     if answer.status == "failed" and answer.error is not None:
         raise failed(answer.error)
-    return JSONResponse(whole())
+    return JSONResponse(whole(answer))
 
 
 class Responses:
@@ -52,36 +55,28 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
-        key: Key | None = request.scope.get("once")
         body = await body_of(request)
-        answer = await self.begin(body, key=key)
-        response = await reply(request, body, answer, answer.lines(-1), answer.object)
+        answer = await self.begin(body, key_of(request))
+        response = await reply(request, body, answer, Answer.lines, Answer.object)
         if answer.position is not None:
             response.headers["x-lanes-position"] = str(answer.position)
         return response
 
-    async def begin(self, body: Json, succeeds: bool = False, key: Key | None = None) -> Answer:
+    async def begin(self, body: Json, key: Key, succeeds: bool = False) -> Answer:
         """Accept a request, and give it its place; return its response.
 
         Args:
-          succeeds: whether it steers a turn, whose responses end when the turn takes it.
           key: has the same response for each request.
+          succeeds: whether it steers a turn, whose responses end when the turn takes it.
         """
-        stem = self._backlog.stem(key)
-        begin = partial(self._begin, body, succeeds, stem, key)
-        return await self._backlog.once(stem, key, begin)
+        return await self._backlog.once(key.id, key, partial(self._begin, body, key, succeeds))
 
-    async def _begin(self, body: Json, succeeds: bool, stem: str, key: Key | None) -> Answer:
-        ask, mode, group = self._ask(body, stem)
-        ask.answer.succeeds = succeeds
-        mode = WhenBusy.STEER if succeeds else mode
-        await self._engine.check_outputs(ask, mode)
-        background = bool(body.get("background"))
-        try:
-            return await self._backlog.begin(ask, mode, group, key, background)
-        except BusyError:
-            text = "the conversation is busy"
-            raise Refused(409, text, "conversation_busy", x_should_retry="false") from None
+    async def _begin(self, body: Json, key: Key, succeeds: bool) -> Answer:
+        ask = await self._ask(body, key.id)
+        if succeeds:
+            ask.answer.succeeds, ask.mode = True, WhenBusy.STEER
+        await self._engine.check_outputs(ask)
+        return await self._backlog.begin(ask, key, bool(body.get("background")))
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`, with `stream=true&starting_after=n`."""
@@ -113,14 +108,14 @@ class Responses:
         answer = self._find(request.path_params["id"])
         return listed(request, [shown(item, item["id"]) for item in answer.input])
 
-    def _ask(self, body: Json, stem: str) -> tuple[Ask, WhenBusy | None, str | None]:
-        """Return the request, its mode, and its group; ``stem`` is a part of all its ids."""
+    async def _ask(self, body: Json, stem: str) -> Ask:
+        """Return the request; ``stem`` is a part of all its ids."""
         upstream = self._engine.upstream
-        fields, named, mode = wanted(body, self._item, self._engine.toolbox)
+        fields, named = wanted(body, self._item, self._engine.toolbox)
         items, previous = fields["items"], fields["previous"]
         messages = to_messages(items)  # raises for an item that is not supported
         self._engine.check_images(messages, "input")
-        pending = self._engine.pending_of(items)
+        pending = await self._engine.pending_of(items)
         session = named or f"one_{stem}"
         if pending is not None:
             session = pending.session
@@ -129,16 +124,11 @@ class Responses:
         elif not messages:
             raise BadInputError("input has nothing that a model can be asked")
         elif previous is not None:
-            try:
-                self._find(previous)
-            except Refused as unknown:
-                unknown.code, unknown.param = "previous_response_not_found", "previous_response_id"
-                raise
+            self._find(previous, "previous_response_not_found", "previous_response_id")
         name, id = model_name(upstream, fields["settings"]), f"resp_{session}.{stem}"
         answer = Answer.begun(session, name, body, id)
         answer.input = numbered(items, stem)
-        ask = Ask(answer, **fields | {"items": answer.input})
-        return ask, mode, body.get("user")
+        return Ask(answer, **fields | {"items": answer.input})
 
     def _item(self, id: str) -> Json | None:
         """Return an item of a response that is in memory."""
@@ -146,8 +136,8 @@ class Responses:
         items = (item for a in answers if a.is_stored for item in a.output)
         return next((item for item in items if item["id"] == id), None)
 
-    def _find(self, id: str) -> Answer:
+    def _find(self, id: str, code: str | None = None, param: str | None = None) -> Answer:
         answer = self._backlog.find(id) if RESPONSE.fullmatch(id) else None
         if answer is None or not answer.is_stored:
-            raise Refused(404, "there is no such response")
+            raise Refused(404, "there is no such response", code, param=param)
         return answer

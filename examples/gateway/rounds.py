@@ -15,15 +15,14 @@ import trio
 
 from trio_lanes.agents import ActionGate, ConversationTurn
 
-from ..chat_agent.model import Cut, Message, ModelError, RequestError, ToolCall, Usage
+from ..chat_agent.model import Cut, Message, ModelError, RequestError, Stopped, ToolCall, Usage
 from ..chat_agent.openai_model import TOO_LONG
 from ..chat_agent.upstream import ask_model
 from ..openai_api.history import newer_half
 from ..openai_api.items import for_model
-from ..openai_api.live import Live
 from ..openai_api.requests import needs_approval
 from ..openai_api.wire import Json, new_id
-from .asks import TURNS, Ask, Pending, Reach, joined
+from .asks import TURNS, Ask, Live, Pending, Reach, joined
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -87,7 +86,7 @@ class Rounds:
         """Ask the model, and write what it says. Return its tool calls, and why it was cut."""
         cut, engine, ask = "", self.engine, self.ask
 
-        def tell(event: str | Usage | Cut) -> None:
+        def tell(event: str | Usage | Cut | Stopped) -> None:
             nonlocal cut
             if isinstance(event, Cut):
                 cut = event.reason

@@ -21,7 +21,6 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from trio_lanes import LaneConfig, Lanes, RateLimit
-from trio_lanes.agents import JsonlTranscript, MemoryTranscript, SharedTranscripts
 from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
 
 from ..anthropic_api.messages import error as anthropic_error
@@ -101,8 +100,8 @@ def application(engine: Engine, hooks: Hooks, backlog: Backlog, requests: Reques
         WebSocketRoute("/v1/responses", socket),
         WebSocketRoute("/{path:path}", no_socket),
     ]  # fmt: skip
-    bounded = Middleware(Bounded, requests=requests, shape_of=shape_of)
-    once = Middleware(Once, nursery=engine.nursery, shape_of=shape_of)
+    bounded = Middleware(Bounded, requests, shape_of)
+    once = Middleware(Once, engine.nursery, shape_of, backlog.is_durable)
     not_there = {HTTPException: partial(not_found, shape_of)}
     return Starlette(routes=routes, middleware=[bounded, once], exception_handlers=not_there)
 
@@ -140,19 +139,16 @@ async def making(
 ) -> AsyncIterator[tuple[Starlette, Engine, DurableLanes]]:  # fmt: skip
     """Make the application; enter with it, its engine, and the durable lanes."""
     upstream, toolbox, client, folder = parts
-    # a folder of conversations belongs to one process; several have them beside their jobs
-    store = MemoryTranscript() if kind.are_several else JsonlTranscript(folder / "conversations")
+    store = kind.transcripts(folder / "conversations")
     times = options.turn_timeout, options.gate_timeout
     engine = Engine(opened, beside, upstream, toolbox, store, *times)
     hooks = Hooks(partial(answer_text, engine), client)
     backlog = kind(engine, folder / "responses", bool(options.durable))
     async with open_durable_lanes(
-        jobs, {"reply": hooks.reply, **backlog.handlers()}, durable_lanes, capacity=math.inf,
-        max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace, affinity=1.0,
+        jobs, {"reply": hooks.reply, **backlog.handlers}, durable_lanes, affinity=1.0,
+        capacity=float("inf"), max_crashes=max_crashes, result_ttl=WEEK, grace=options.grace,
     ) as durable:  # fmt: skip
         hooks.durable = backlog.durable = durable
-        if kind.are_several:
-            engine.store = SharedTranscripts(durable)
         backlog.forget_older(AGE)
         await backlog.recover()
         yield application(engine, hooks, backlog, requests), engine, durable

@@ -20,25 +20,24 @@ from ..openai_api.chat import run_object, thread_message, thread_messages
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
 from ..openai_api.http import RESPONSE, body_of, field, listed, named
-from ..openai_api.items import exchange_of, numbered, text_of
-from ..openai_api.log import KnownError
-from ..openai_api.once import Key
+from ..openai_api.items import asked_in, exchange_of, numbered, text_of
+from ..openai_api.once import Key, key_of
 from ..openai_api.requests import chat_request
 from ..openai_api.wire import Answer, Json
 from .asks import Ask, Pending
 from .backlog import Backlog
-from .conversations import stem_of, write
+from .conversations import write
 from .engine import Engine
 
 
-@attrs.frozen
+@attrs.define
 class Run:
     """A run as it is now: responses, each of which begins with outputs of the one before."""
 
     id: str
     ask: Ask  # of its last response
     next_id: str  # of its next response
-    waits: Pending | None  # for outputs of its last response
+    waits: Pending | None = None  # for outputs of its last response
 
     @property
     def needs(self) -> list[Json]:
@@ -67,16 +66,16 @@ class Threads:
         """`POST /v1/threads`."""
         body = await body_of(request)
         checked(THREADS, body)
-        id = f"thread_{stem_of(request)}"
-        await self._post(request, id, body.get("messages") or [])
+        id = f"thread_{key_of(request).id}"
+        if messages := body.get("messages"):
+            await self._post(request, id, messages)
         return JSONResponse({"id": id, "object": "thread", "created_at": 0, "metadata": {}})
 
     async def post(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/messages`."""
         id, body = named(request.path_params["id"]), await body_of(request)
         (item,) = await self._post(request, id, [body])
-        text = text_of(item["content"])
-        return JSONResponse(thread_message(id, item["id"], item["role"], text))
+        return JSONResponse(thread_message(id, item))
 
     async def messages(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/messages`, newest first unless `order=asc`."""
@@ -86,22 +85,20 @@ class Threads:
     async def run(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs`."""
         id, body = named(request.path_params["id"]), await body_of(request)
-        key: Key | None = request.scope.get("once")
-        stem = self._backlog.stem(key)
-        begin = partial(self._begin, id, body, stem, key)
+        key = key_of(request)
         async with self._engine.store.locks.exclusive(f"runs of {id}"):  # none asks what one asks
-            answer = await self._backlog.once(stem, key, begin)
+            answer = await self._backlog.once(key.id, key, partial(self._begin, id, body, key))
         return JSONResponse((await self._run(id, _named_as(answer.id, "run"))).object())
 
-    async def _begin(self, thread: str, body: Json, stem: str, key: Key | None) -> Answer:
+    async def _begin(self, thread: str, body: Json, key: Key) -> Answer:
         tools, settings = chat_request(RUNS, body)
         items = await self._unasked(thread)
         if not items:
             raise BadInputError("no message was posted since the last run")
-        answer = Answer.begun(thread, "", {}, f"resp_{thread}.{stem}")
+        answer = Answer.begun(thread, "", {}, f"resp_{thread}.{key.id}")
         ask = Ask(answer, items, body.get("instructions") or "", tools, alone=True)
-        ask.settings = settings
-        return await self._backlog.accept(ask, None, thread, key)
+        ask.settings, ask.user = settings, thread
+        return await self._backlog.accept(ask, key)
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/threads/{id}/runs/{run}`."""
@@ -110,8 +107,7 @@ class Threads:
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs/{run}/cancel`."""
         run = await self._run_of(request)
-        stop = run.ask.answer.cancel if run.waits is None else run.waits.stop
-        stop("cancelled by the client")
+        (run.waits.stop if run.waits else run.ask.answer.cancel)("cancelled by the client")
         shown = run.object()
         if run.waits or not run.ask.answer.ended.is_set():
             shown |= {"status": RunStatus.CANCELLING, "required_action": None}
@@ -120,19 +116,19 @@ class Threads:
     async def submit(self, request: Request) -> Response:
         """`POST /v1/threads/{id}/runs/{run}/submit_tool_outputs`: of all calls, or of none."""
         run, body = await self._run_of(request), await body_of(request)
-        key: Key | None = request.scope.get("once")
-        if key is not None and self._backlog.has_key(run.ask.answer.id, key):
+        key = key_of(request)
+        if run.ask.key == key.id:
             return JSONResponse(run.object())
         outputs = [o for o in field(body, "tool_outputs", list, []) if isinstance(o, dict)]
         items = [{"type": "function_call_output", "call_id": str(o.get("tool_call_id")),
-                  "output": o.get("output")} for o in outputs]  # fmt: skip
+                  "output": text_of(o.get("output"))} for o in outputs]  # fmt: skip
         answer = Answer.begun(run.ask.answer.session, "", {}, run.next_id)
-        ask = attrs.evolve(run.ask, answer=answer, items=items, resumes=True)
+        ask = attrs.evolve(run.ask, answer=answer, items=items, resumes=True, key=key.id)
         try:
             if run.waits is None:
-                raise KnownError
-            await self._backlog.accept(ask, None, None, key)
-        except KnownError:  # another request was faster
+                raise FileExistsError
+            await self._backlog.accept(ask, key)
+        except FileExistsError:  # another request was faster
             raise BadInputError("the run does not wait for these outputs") from None
         return JSONResponse((await self._run_of(request)).object())
 
@@ -143,9 +139,7 @@ class Threads:
                 raise BadInputError("a message is an object", "messages")
             checked(MESSAGES, message)
             items.append({"role": "user", "content": text_of(message.get("content"))})
-        if not items:
-            return []
-        posted = numbered(items, stem_of(request))
+        posted = numbered(items, key_of(request).id)
         return list((await write(self._engine, request, id, posted=posted))["posted"])
 
     async def _unasked(self, id: str) -> list[Json]:
@@ -158,13 +152,12 @@ class Threads:
             if message.role == "assistant"
             and (message.content or message.tool_calls or message.status == "in_progress")
         }
-        asked = {item["id"] for ask in asks for item in ask.items if "id" in item}
-        kept = [message for message in messages if message.role == "user"]
-        for message in kept:
-            if exchange_of(message) in answered:
-                asked |= {item.get("id") for item in message.content["input"]}
-        posted = [item for message in kept for item in message.content.get("posted", ())]
-        return [item for item in posted if item["id"] not in asked]
+        asked = [item for ask in asks for item in ask.items]
+        for content in asked_in([one for one in messages if exchange_of(one) in answered]):
+            asked += content["input"]
+        ids = {item.get("id") for item in asked}
+        posted = [item for content in asked_in(messages) for item in content.get("posted", ())]
+        return [item for item in posted if item["id"] not in ids]
 
     async def _run_of(self, request: Request) -> Run:
         return await self._run(request.path_params["id"], request.path_params["run"])
@@ -180,10 +173,9 @@ class Threads:
             last, next_id = ask, f"{first}_{count}"
         if last is None or last.answer.session != thread:
             raise Refused(404, "there is no such run")
-        run = Run(id, last, next_id, None)
+        run = Run(id, last, next_id)
         if last.answer.status == "completed" and run.needs:
-            waits = await self._backlog.open_wait(run.needs[0]["call_id"])
-            run = attrs.evolve(run, waits=waits)
+            run.waits = await self._backlog.open_wait(run.needs[0]["call_id"])
         return run
 
 

@@ -20,6 +20,7 @@ from trio_lanes import Lanes
 
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.http import MAX_BODY, json_of
+from ..openai_api.once import Key
 from ..openai_api.wire import Answer, Json
 from .responses import Responses
 
@@ -117,7 +118,7 @@ class _Connection:
 
     async def begin(self, body: Json, succeeds: bool = False) -> None:
         """Accept a request, or a message that steers."""
-        self.runs.append(await self.responses.begin(body, succeeds))
+        self.runs.append(await self.responses.begin(body, Key(), succeeds))
 
     async def tell(self, answer: Answer) -> None:
         """Send the events of a response; of one that succeeds, when the model has its message."""
@@ -176,9 +177,8 @@ class _Connection:
         try:
             await act(*args)
         except Exception as fault:
-            refused = self.refusal_of(fault)
-            error = refused.problem | {"headers": refused.headers}
-            return {"status": refused.status, "error": error}
+            no = self.refusal_of(fault)
+            return {"status": no.status, "error": no.problem | {"headers": no.headers}}
         return None
 
     async def say(self, kind: str, **fields: Any) -> None:

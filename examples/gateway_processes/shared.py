@@ -24,15 +24,18 @@ from trio_lanes.agents import (
     ActionGate,
     DurableInbox,
     DurableTurn,
+    MemoryTranscript,
     Overflow,
     SettledKind,
+    SharedTranscripts,
+    TranscriptStore,
     WhenBusy,
     inbox_handler,
 )
 from trio_lanes.durable import JobTakenError, ResultGoneError, StoreError
 
 from ..gateway.asks import Ask, Elsewhere, Pending
-from ..gateway.backlog import OPEN, ROOM_SECONDS, Backlog, Handlers, answer_of
+from ..gateway.backlog import OPEN, ROOM_SECONDS, Backlog, answer_of
 from ..gateway.engine import CAP, KEPT, TURNS, BusyError, Engine
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.items import outputs_of
@@ -49,53 +52,49 @@ LARGEST: Final = 1_000_000  # of the text that a conversation keeps of a request
 class SharedBacklog(Backlog, Elsewhere):
     """The responses of all processes."""
 
-    are_several = True
+    @staticmethod
+    def transcripts(folder: Path) -> TranscriptStore:
+        """Return what stands for the conversations until the store of the jobs is open."""
+        return MemoryTranscript()
 
     def __init__(self, engine: Engine, folder: Path, is_durable: bool) -> None:
         super().__init__(engine, folder, is_durable)
         self._places: Final = Places(engine.lanes)
+        self.handlers = {
+            "respond": inbox_handler(self._run), self._places.handler: self._places.hold,
+        }  # fmt: skip
         engine.begin, engine.elsewhere = self._places.begin, self
         self._followed: Final[dict[str, tuple[Answer, Found]]] = {}
-
-    def handlers(self) -> Handlers:
-        return {"respond": inbox_handler(self._run), self._places.handler: self._places.hold}
 
     async def _submit_again(self, answer: Answer, found: Found) -> Answer | None:
         if found.job is None and found.request is not None:
             await self._give(Ask(answer, **found.request["ask"]), found.request)
         return self.find(answer.id)
 
-    async def begin(
-        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None,
-        background: bool = False,
-    ) -> Answer:  # fmt: skip
-        if ask.messages and key is None:  # this process answers its own client, in a place
-            self._engine.post(ask, mode, group)
+    async def begin(self, ask: Ask, key: Key, background: bool = False) -> Answer:
+        if ask.messages and not key.given:  # this process answers its own client, in a place
+            self._engine.post(ask)
             return ask.answer
-        return await self.accept(ask, mode, group, key)
+        return await self.accept(ask, key)
 
-    async def accept(
-        self, ask: Ask, mode: WhenBusy | None, group: str | None, key: Key | None
-    ) -> Answer:
+    async def accept(self, ask: Ask, key: Key) -> Answer:
         """Accept a request for any process; return its response, as this process sees it."""
         if len(json.dumps(ask.content)) > LARGEST:
             text = f"with several processes, an input has at most {LARGEST:,} characters of JSON"
             raise Refused(413, text)
-        group = group if ask.is_kept else ask.answer.id  # as `Engine.post`
         wait = next(filter(None, map(self._waiting, outputs_of(ask.items))), None)
         if ask.resumes and wait is None:
             raise Refused(409, LATE, "too_late")
         more: Json = {
-            "mode": mode,
             "wait": wait,
             "succeeds": ask.answer.succeeds,
             "session": ask.answer.id if ask.alone else ask.answer.session,
             # a job that was withdrawn keeps its id
             "job": f"{ask.answer.id}~{secrets.token_hex(4)}",
         }
-        log = await self._create(ask, group, key, **more)
+        log = await self._create(ask, key, **more)
         try:
-            job = await self._give(ask, {"group": group, **more})
+            job = await self._give(ask, more)
         except BaseException:
             log.delete()
             raise
@@ -108,19 +107,19 @@ class SharedBacklog(Backlog, Elsewhere):
     async def _give(self, ask: Ask, request: Json) -> int:
         """Give a request its place in its session, or to the turn that waits; return the job."""
         if request["wait"] is None:
-            job = await self._post(ask.answer.id, request)
+            job = await self._post(ask, request)
         else:
             job = await self._bring(ask, request["wait"])
         EventLog(self._folder, ask.answer.id).note(job)
         return job
 
-    async def _post(self, id: str, request: Json) -> int:
+    async def _post(self, ask: Ask, request: Json) -> int:
         inbox = DurableInbox(
             self.durable, request["session"], "respond", when_busy=WhenBusy.FOLLOWUP, lane=TURNS,
             cap=CAP, overflow=Overflow.DROP_NEWEST,
         )  # fmt: skip
         receipt = await inbox.post(
-            id, when_busy=request["mode"], id=request["job"], group=request["group"]
+            ask.answer.id, when_busy=ask.mode, id=request["job"], group=ask.group
         )
         if receipt.job is not None:
             return receipt.job.id
@@ -145,18 +144,12 @@ class SharedBacklog(Backlog, Elsewhere):
         """Return what a turn waits for, of any process: a turn with this call, or session."""
         return EventLog(self._folder, wait_name(name)).read().request
 
-    def pending(self, call: str) -> Pending | None:
-        return self._pending(self._waiting(call))
-
-    async def pending_in(self, session: str) -> Pending | None:
-        return await self.open_wait(f"session:{session}")
-
     async def open_in(self, thread: str) -> list[Ask]:
         found = await open_runs(self.durable, thread)
         return [ask for ask in map(self.ask_of, found.values()) if ask is not None]
 
-    async def open_wait(self, call: str) -> Pending | None:
-        wait = self._waiting(call)
+    async def open_wait(self, name: str) -> Pending | None:
+        wait = self._waiting(name)
         try:
             state = wait and (await self.durable.job(wait["job"]).status()).state
         except ResultGoneError:
@@ -173,6 +166,7 @@ class SharedBacklog(Backlog, Elsewhere):
     async def recover(self) -> None:
         """The handler of the jobs does it, in any process."""
         self._places.durable = self.durable
+        self._engine.store = SharedTranscripts(self.durable)
         self._engine.nursery.start_soon(self._places.sweep)
 
     async def _run(self, turn: DurableTurn) -> None:

@@ -21,12 +21,11 @@ from trio_lanes.agents import Conversation, ConversationTurn, DurableTurn, Messa
 from trio_lanes.durable import DurableLanes, Retry, StoreUnavailableError
 
 from ..chat_agent.model import ToolCall
-from ..gateway.asks import Ask, Pending, Reach
+from ..gateway.asks import Ask, Live, Pending, Reach
 from ..gateway.backlog import OPEN, ROOM_SECONDS
 from ..gateway.engine import TURNS, Engine
 from ..openai_api.errors import BadInputError
 from ..openai_api.items import exchange_of
-from ..openai_api.live import Live
 from ..openai_api.log import EventLog
 from ..openai_api.wire import Answer, Json, session_of
 

@@ -13,7 +13,7 @@ from ..chat_agent.model import Message, ToolCall
 from .errors import BadInputError, Refused, failed
 from .http import field
 from .items import text_of, user_message
-from .wire import Answer, Json
+from .wire import Answer, Json, stem_of
 
 # {why a response is incomplete: the reason that chat completions have for it}
 CUTS: Final = {"max_output_tokens": "length", "content_filter": "content_filter"}
@@ -70,29 +70,30 @@ def _to_call(call: Any) -> ToolCall:
     raise BadInputError("a tool call has an id, and a function with arguments")
 
 
-def thread_message(thread: str, id: str, role: str, text: str) -> Json:
-    """Return a message of a thread."""
-    content = [{"type": "text", "text": {"value": text, "annotations": []}}]
-    return {"id": id, "object": "thread.message", "created_at": 0, "thread_id": thread,
-            "role": role, "content": content, "metadata": {}, "attachments": []}  # fmt: skip
+def thread_message(thread: str, item: Json) -> Json:
+    """Return an item of a thread as its message."""
+    text = {"value": text_of(item.get("content")), "annotations": []}
+    return {"id": item["id"], "object": "thread.message", "created_at": 0, "thread_id": thread,
+            "role": item["role"], "content": [{"type": "text", "text": text}],
+            "metadata": {}, "attachments": []}  # fmt: skip
 
 
 def thread_messages(thread: str, messages: Sequence[Kept]) -> list[Json]:
-    """Return the messages of a conversation that a thread shows."""
-    asked = [message for message in messages if message.role == "user"]
-    # {message of the thread: where it stands}: where it was posted, until a run asks it
-    places = {item["id"]: kept.id for kept in asked for item in kept.content.get("posted", ())}
-    places |= {item.get("id"): kept.id for kept in asked for item in kept.content["input"]}
-    found = []
+    """Return the messages of a conversation that a thread shows.
+
+    A message of a user stands where it was posted, until a run asks it.
+    """
+    found: dict[str, Json] = {}  # {id: item}
     for message in messages:
         if message.role == "user":
             for item in [*message.content.get("posted", ()), *message.content["input"]]:
-                id, role = item.get("id", message.id), item.get("role")
-                if role is not None and places.get(id, message.id) == message.id:
-                    found.append(thread_message(thread, id, role, text_of(item.get("content"))))
+                id = item.get("id", message.id)
+                found.pop(id, None)
+                found[id] = item | {"id": id}
         elif message.role == "assistant" and message.content:
-            found.append(thread_message(thread, message.id, "assistant", str(message.content)))
-    return found
+            said = {"id": message.id, "role": "assistant", "content": str(message.content)}
+            found[message.id] = said
+    return [thread_message(thread, item) for item in found.values() if "role" in item]
 
 
 def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json | None) -> Json:
@@ -109,7 +110,7 @@ def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json
 
 def _head(answer: Answer, kind: str = "chat.completion") -> Json:
     shown = answer.object()
-    id = f"chatcmpl_{answer.stem}"
+    id = f"chatcmpl_{stem_of(answer.id)}"
     return {"id": id, "object": kind, "created": shown["created_at"], "model": shown["model"]}
 
 
@@ -120,9 +121,9 @@ def completion(answer: Answer) -> Json:
     if answer.status not in ("completed", "incomplete"):
         raise Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
     shown = answer.object()
-    pieces = [_piece(event) for event in answer.feed.since(_start(answer))]
-    text = "".join(piece for piece in pieces if isinstance(piece, str))
-    calls = [tool_call(piece) for piece in pieces if isinstance(piece, ToolCall)]
+    text = "".join(part["text"] for item in answer.output for part in item.get("content", ()))
+    calls = [tool_call(call_of(item)) for item in answer.output
+             if item["type"] == "function_call" and item["status"] == "completed"]  # fmt: skip
     message: Json = {"role": "assistant", "content": text or None, "refusal": None}
     reason = "stop"
     if calls:
@@ -130,6 +131,8 @@ def completion(answer: Answer) -> Json:
     if answer.status == "incomplete":
         reason = CUTS[shown["incomplete_details"]["reason"]]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+    if "stop_reason" in shown:  # as vLLM has it
+        choice["stop_reason"] = shown["stop_reason"]
     return _head(answer) | {"choices": [choice], "usage": _usage(shown["usage"])}
 
 
@@ -139,36 +142,16 @@ async def said(answer: Answer) -> AsyncGenerator[str | ToolCall, None]:
     Raises:
       Refused: if its process dies, and another begins it again.
     """
-    async with aclosing(answer.feed.read(_start(answer))) as events:
+    start = answer.taken_back
+    async with aclosing(answer.feed.read(start)) as events:
         async for _, event in events:
-            if _takes_back(event):
+            if answer.taken_back > start:
                 raise Refused(503, "the answer was cut off: its process has died", "shutting_down")
-            if (piece := _piece(event)) is not None:
-                yield piece
-
-
-def _piece(event: Json) -> str | ToolCall | None:
-    """Return what an event adds to a completion."""
-    match event:
-        case {"type": "response.output_text.delta", "delta": str(text)}:
-            return text
-        case {"type": "response.output_item.done", "item": {"type": "function_call"}}:
-            return call_of(event["item"])
-    return None
-
-
-def _takes_back(event: Json) -> bool:
-    """Return whether an event takes back an item of a process that has died."""
-    match event:
-        case {"type": "response.output_item.done", "item": {"status": "incomplete"}}:
-            return not event["item"].get("content")
-    return False
-
-
-def _start(answer: Answer) -> int:
-    """Return the number of the last event that is taken back; -1 if there is none."""
-    events = answer.feed.since(-1)
-    return max((e["sequence_number"] for e in events if _takes_back(e)), default=-1)
+            match event:
+                case {"type": "response.output_text.delta", "delta": str(text)}:
+                    yield text
+                case {"type": "response.output_item.done", "item": {"type": "function_call"}}:
+                    yield call_of(event["item"])
 
 
 async def chunks(body: Json, answer: Answer) -> AsyncIterator[str]:

@@ -53,8 +53,7 @@ def problem(
 def of_model(failure: ModelError) -> dict[str, Any]:
     """Return the object of an error of the model."""
     if isinstance(failure, RequestError):
-        status = STATUS.get(failure.code, 400)
-        return problem(str(failure), failure.code, failure.param, status)
+        return problem(str(failure), failure.code, failure.param, STATUS.get(failure.code, 400))
     return problem(str(failure), "upstream_error")
 
 

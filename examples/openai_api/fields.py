@@ -179,6 +179,17 @@ SERVER: Final[Table] = {
     "allowed_tools": kind((list, dict), "names, or an object"), "require_approval": CHOICE,
 }  # fmt: skip
 
+# what a response repeats of its request, and what if that has no such field
+ECHOED: Final[Json] = {
+    "background": False, "store": True, "instructions": None, "metadata": {}, "user": None,
+    "previous_response_id": None, "truncation": "disabled",
+    "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    "max_output_tokens": None, "reasoning": {"effort": None, "summary": None}, "top_logprobs": 0,
+    "text": {"format": {"type": "text"}},
+    "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "max_tool_calls": None,
+    "prompt_cache_key": None, "safety_identifier": None, "service_tier": "default",
+}  # fmt: skip
+
 
 def checked(table: Table, body: Json, where: str = "") -> Settings:
     """Check the fields of a body; return the settings for the model.
@@ -204,3 +215,15 @@ def checked(table: Table, body: Json, where: str = "") -> Settings:
         elif rule.to:
             settings[rule.to] = rule.convert(value)
     return settings
+
+
+def echoed(body: Json) -> Json:
+    """Return what a response repeats of its request."""
+    given = {name: value for name, value in body.items() if value is not None and name in ECHOED}
+    for name in ("reasoning", "text"):
+        given[name] = ECHOED[name] | given.get(name, {})
+    shape = {"description": None, "parameters": None, "strict": None}
+    given["tools"] = [
+        {**(shape if tool["type"] == "function" else {}), **tool} for tool in given.get("tools", ())
+    ]
+    return ECHOED | given

@@ -50,7 +50,7 @@ class Histories:
         count = sum(len(one.messages) for one in self._known.values())
         while len(self._known) > 1 and (len(self._known) > CONVERSATIONS or count > MESSAGES):
             count -= len(self._known.popitem(last=False)[1].messages)
-        if not known.asked.isdisjoint(again):
+        if not known.places.keys().isdisjoint(again):
             known = _History(once(history, again))
         return known.leading_to(previous)
 
@@ -60,11 +60,10 @@ class _History:
 
     def __init__(self, messages: Sequence[Kept]) -> None:
         self.messages = messages  # that were read
-        self.asked: Final[set[str]] = set()  # the responses that its questions are for
         self._all: list[Message] = []
         self._shown: Final[dict[str, list[Message]]] = {}  # {exchange: its messages}
         # {response: (its exchange, the response that it goes on from)}
-        self._places: dict[str, tuple[str, str | None]] = {}
+        self.places: dict[str, tuple[str, str | None]] = {}
         self._chains: Final[dict[str, list[Message]]] = {}  # {exchange: what led to it, and it}
         self._add(once(messages))
 
@@ -76,7 +75,8 @@ class _History:
         """
         start = len(self.messages)
         new = once(messages[start:])
-        if messages[:start] != self.messages or not self.asked.isdisjoint(_asked(new)):
+        asked = {content["response"] for content in _questions(new)}
+        if messages[:start] != self.messages or not asked.isdisjoint(self.places):
             return False
         contents = asked_in(messages[start:])
         if any("deleted" in content or "cleared" in content for content in contents):
@@ -86,16 +86,15 @@ class _History:
         return True
 
     def _add(self, messages: Sequence[Kept]) -> None:
-        self.asked.update(_asked(messages))
         for exchange, group in groupby(messages, exchange_of):
             members = list(group)
             self._shown[exchange] = for_model(members)
             self._all += self._shown[exchange]
             questions = _questions(members)
             for asked in questions:  # there is no usage of a turn that was cut off
-                self._places[asked["response"]] = exchange, questions[0].get("previous")
+                self.places[asked["response"]] = exchange, questions[0].get("previous")
             for usage in [message.usage for message in members if message.usage]:
-                self._places |= dict.fromkeys(usage["responses"], (exchange, usage["previous"]))
+                self.places |= dict.fromkeys(usage["responses"], (exchange, usage["previous"]))
 
     def leading_to(self, response: str | None) -> list[Message]:
         """Return the messages that led to a response; all of them if it is None."""
@@ -103,10 +102,10 @@ class _History:
             return [*self._all]
         exchanges: list[str] = []
         while response is not None:
-            if response not in self._places:
+            if response not in self.places:
                 text = f"there is no completed response {response}"
                 raise RequestError(text, "previous_response_not_found", "previous_response_id")
-            exchange, response = self._places[response]
+            exchange, response = self.places[response]
             exchanges.append(exchange)
             if exchange in self._chains:
                 break
@@ -126,11 +125,6 @@ def newer_half(messages: Sequence[Message]) -> list[Message]:
     places = range(len(messages) // 2 + 1, len(messages))
     start = next((place for place in places if messages[place].role == "user"), len(messages))
     return [*messages[start:]]
-
-
-def _asked(messages: Sequence[Kept]) -> list[str]:
-    """Return the responses that the questions among the messages are for."""
-    return [content["response"] for content in _questions(messages)]
 
 
 def _questions(messages: Sequence[Kept]) -> list[Json]:

@@ -174,8 +174,8 @@ def listed(request: Request, found: list[Json]) -> JSONResponse:
 def page_of(data: Sequence[Json], has_more: bool = False) -> JSONResponse:
     """Return items as a page of a list."""
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    ends = {"first_id": first, "last_id": last, "has_more": has_more}
-    return JSONResponse({"object": "list", "data": data, **ends})
+    shown = {"data": data, "first_id": first, "last_id": last, "has_more": has_more}
+    return JSONResponse({"object": "list", **shown})
 
 
 def field(body: Json, name: str, kind: Any, default: Any = None) -> Any:

@@ -23,9 +23,10 @@ def text_of(content: Any) -> str:
     texts: list[str] = []
     for part in content:
         match part:
-            case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
-                texts.append(text)
-            case {"type": "refusal", "refusal": str(text)}:
+            case (
+                {"type": "input_text" | "output_text" | "text", "text": str(text)}
+                | {"type": "refusal", "refusal": str(text)}
+            ):  # fmt: skip
                 texts.append(text)
             case {"type": str(kind)}:
                 raise BadInputError(f"parts of the type {kind[:40]!r} are not supported")
@@ -68,8 +69,7 @@ def to_messages(items: Sequence[Json]) -> list[Message]:
                 else:
                     messages.append(Message("assistant", "", (call,)))
             case {"type": "function_call_output", "call_id": str(id)}:
-                output = item.get("output")
-                messages.append(Message("tool", text_of(output), call_id=id))
+                messages.append(Message("tool", text_of(item.get("output")), call_id=id))
             case {"role": "assistant"}:
                 messages.append(Message("assistant", text_of(item.get("content"))))
             case {"role": "system" | "developer"}:
@@ -106,8 +106,9 @@ def _edited(messages: list[Kept]) -> list[Kept]:
     """Return the messages without what was deleted, and without a second write for one key."""
     deleted = {id for content in asked_in(messages) for id in content.get("deleted", ())}
     if deleted:  # no model takes a call without its output, or the output alone
-        calls = {call for id, call in _calls_in(messages) if id in deleted}
-        deleted |= {id for id, call in _calls_in(messages) if call in calls}
+        pairs = [(one["id"], one["call_id"]) for one in to_items(messages) if "call_id" in one]
+        calls = {call for id, call in pairs if id in deleted}
+        deleted |= {id for id, call in pairs if call in calls}
     keys: set[str] = set()
     found: list[Kept] = []
     for message in messages:
@@ -120,17 +121,6 @@ def _edited(messages: list[Kept]) -> list[Kept]:
         if message.role != "tool" or f"msg_{message.id}" not in deleted:
             found.append(_without(message, deleted) if deleted else message)
     return found
-
-
-def _calls_in(messages: Sequence[Kept]) -> Iterator[tuple[str, str]]:
-    """Yield the id of each item that is a call or its output, and the id of the call."""
-    for message in messages:
-        if message.role == "user":
-            said = said_in(message)
-            yield from ((id, item["call_id"]) for id, item in said if "call_id" in item)
-        elif message.role == "tool":
-            yield f"msg_{message.id}", message.tool_call_id or ""
-        yield from ((f"fc_{call['id']}", call["id"]) for call in message.tool_calls)
 
 
 def _without(message: Kept, deleted: Container[str]) -> Kept:
@@ -152,16 +142,7 @@ def exchange_of(message: Kept) -> str:
 
 def for_model(messages: Sequence[Kept]) -> list[Message]:
     """Return messages of a conversation for the model."""
-    found: list[Message] = []
-    for message in messages:
-        if message.role == "user":
-            found += to_messages(message.content["input"])
-        elif message.role == "tool":
-            found.append(Message("tool", str(message.content), call_id=message.tool_call_id or ""))
-        elif message.content or message.tool_calls:
-            calls = tuple(ToolCall(**call) for call in message.tool_calls)
-            found.append(Message("assistant", str(message.content), calls))
-    return found
+    return to_messages(to_items(messages))
 
 
 def numbered(items: Sequence[Json], stem: str) -> list[Json]:

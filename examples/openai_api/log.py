@@ -22,11 +22,7 @@ from typing import Final
 
 import attrs
 
-from .wire import Answer, Json
-
-
-class KnownError(Exception):
-    """There is a file of this response already."""
+from .wire import Answer, Json, stem_of
 
 
 @attrs.define
@@ -44,7 +40,7 @@ class EventLog:
     """One file. The methods use the file system at once, without a checkpoint."""
 
     def __init__(self, folder: Path, id: str) -> None:
-        self._path: Final = folder / f"{id.rpartition('.')[2]}.jsonl"
+        self._path: Final = folder / f"{stem_of(id)}.jsonl"
 
     def create(self, request: Json, events: Sequence[Json] = (), sync: bool = True) -> None:
         """Write the request, and the events so far: all of them or nothing.
@@ -53,7 +49,7 @@ class EventLog:
           sync: whether to wait until they are on the disk.
 
         Raises:
-          KnownError: if there is the file.
+          FileExistsError: if there is the file.
           OSError: if that is not possible.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,8 +61,6 @@ class EventLog:
                 if sync:
                     os.fsync(file.fileno())
                 os.link(new, self._path)
-            except FileExistsError:
-                raise KnownError from None
             finally:
                 new.unlink()
 

@@ -8,8 +8,10 @@ its key, so its request goes on.
 from __future__ import annotations
 
 import math
+import secrets
 from collections import OrderedDict
 from contextlib import aclosing
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -31,10 +33,11 @@ KEPT_BYTES: Final = 50_000_000  # of them together
 
 @attrs.define(eq=False)
 class Key:
-    """The key of a request, and what the request asks for."""
+    """The key of a request, and what the request asks for; a request without one has a new one."""
 
-    id: str  # a part of the ids of all that the request begins
-    body: str
+    id: str = attrs.field(factory=partial(secrets.token_hex, 12))  # in the ids of what it begins
+    body: str = ""
+    given: bool = False
     begun: bool = False  # whether also an error is the answer from now on
 
     def check(self, body: str) -> None:
@@ -42,6 +45,12 @@ class Key:
         if self.body != body:
             text = "this Idempotency-Key was used for another request"
             raise Refused(422, text, "idempotency_key_reused")
+
+
+def key_of(request: Request) -> Key:
+    """Return the key of a request."""
+    key: Key = request.scope.get("once") or Key()
+    return key
 
 
 def _digest(data: bytes) -> str:
@@ -57,19 +66,26 @@ class _Said:
     messages: Feed[Message] = attrs.field(factory=lambda: Feed(math.inf))
     size: int = 0
 
-    def may_leave(self, key: Key) -> bool:
-        """Whether it is to another request, and may yet leave the key to that of ``key``."""
-        return self.key.body != key.body and not self.key.begun and not self.messages.closed
+    def may_leave(self, body: str) -> bool:
+        """Whether it is to another request, and may yet leave the key to the one with ``body``."""
+        return self.key.body != body and not self.key.begun and not self.messages.closed
 
 
 class Once:
-    """ASGI middleware: requests with a key. An endpoint finds the `Key` in its scope, as "once"."""
+    """ASGI middleware: requests with a key, which endpoints find by `key_of`.
 
-    def __init__(self, app: ASGIApp, nursery: trio.Nursery, shape_of: ShapeOf) -> None:
+    Args:
+      is_durable: whether ids follow from keys. If not, a key is forgotten, and may come again.
+    """
+
+    def __init__(
+        self, app: ASGIApp, nursery: trio.Nursery, shape_of: ShapeOf, is_durable: bool
+    ) -> None:
         self._app: Final = app
+        self._is_durable: Final = is_durable
         self._nursery: Final = nursery
         self._shape_of: Final = shape_of
-        self._known: Final[OrderedDict[str, _Said]] = OrderedDict()  # {id of the key: answer}
+        self._known: Final[OrderedDict[str, _Said]] = OrderedDict()  # {key: answer}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("idempotency-key") if scope.get("method") == "POST" else ""
@@ -93,17 +109,20 @@ class Once:
 
         Another request that has the key, and may still be refused, is waited for.
         """
-        key = Key(_digest(given.encode()), _digest(scope["path"].encode() + b"\n" + raw))
+        body = _digest(scope["path"].encode() + b"\n" + raw)
         self._forget()
-        while (said := self._known.get(key.id)) is not None and said.may_leave(key):
+        while (said := self._known.get(given)) is not None and said.may_leave(body):
             await said.messages.wait_beyond(said.messages.last)
         if said is None:
-            said = self._known[key.id] = _Said(key, trio.current_time() + AGE)
-            self._nursery.start_soon(self._run, scope, raw, said)
-        key.check(said.key.body)
+            key = Key(body=body, given=True)
+            if self._is_durable:
+                key.id = _digest(given.encode())
+            said = self._known[given] = _Said(key, trio.current_time() + AGE)
+            self._nursery.start_soon(self._run, scope, raw, given, said)
+        said.key.check(body)
         return said
 
-    async def _run(self, scope: Scope, raw: bytes, said: _Said) -> None:
+    async def _run(self, scope: Scope, raw: bytes, given: str, said: _Said) -> None:
         parts = [raw]
         status, complete = 0, False
 
@@ -129,7 +148,7 @@ class Once:
             counts = complete and (status < 300 or said.key.begun)  # 307: a slash too much
             said.messages.close()
             if not counts:
-                del self._known[said.key.id]  # the next try is a new request
+                del self._known[given]  # the next try is a new request
 
     def _forget(self) -> None:
         """Forget the oldest answers: those that are too old, too many or too large together."""

@@ -19,8 +19,8 @@ CHAT_TOOL: Final = {"type": FUNCTION["type"], "function": having(FUNCTION)}
 Item = Callable[[str], Json | None]  # returns the item with an id
 
 
-def wanted(body: Json, item: Item, toolbox: Toolbox) -> tuple[Json, str | None, WhenBusy | None]:
-    """Return what the body of a request asks for: the fields of an `Ask`, its session, its mode.
+def wanted(body: Json, item: Item, toolbox: Toolbox) -> tuple[Json, str | None]:
+    """Return what the body of a request asks for: the fields of an `Ask`, and its session.
 
     Args:
       toolbox: the servers that are known.
@@ -55,12 +55,13 @@ def wanted(body: Json, item: Item, toolbox: Toolbox) -> tuple[Json, str | None, 
     ask = {
         "items": items, "instructions": body.get("instructions") or "", "tools": functions,
         "servers": servers, "approvals": approvals, "previous": previous,
+        "mode": mode, "user": body.get("user"),
         "settings": settings | choice_of(body.get("tool_choice"), names),
         "max_tool_calls": body.get("max_tool_calls"),
         "truncates": body.get("truncation") == "auto",
         "is_kept": body.get("store") is not False or conversation is not None,
     }  # fmt: skip
-    return ask, session, None if mode is None else WhenBusy(mode)
+    return ask, session
 
 
 def _referred(given: Json, item: Item) -> Json:
@@ -83,8 +84,7 @@ def tools_of(tools: Sequence[Any], toolbox: Toolbox) -> tuple[list[Json], Server
         match tool:
             case {"type": "function", "name": str()}:
                 checked(FUNCTION, tool, f"{where}.")
-                shape = {name: value for name, value in tool.items() if value is not None}
-                del shape["type"]
+                shape = {n: v for n, v in tool.items() if v is not None and n != "type"}
                 functions.append({"type": "function", "function": shape})
             case {"type": "mcp", "server_label": str(label)} if label in toolbox:
                 checked(SERVER, tool, f"{where}.")
@@ -156,6 +156,6 @@ def needs_approval(approval: Any, name: str) -> bool:
     """Return whether a person has to approve a call, by the `require_approval` of its server."""
     if isinstance(approval, str):
         return approval == "always"
-    if name in approval.get("always", ()) or name in approval.get("never", ()):
-        return name in approval.get("always", ())
-    return "never" in approval  # a list of those that need none names all of them
+    always, never = approval.get("always", ()), approval.get("never")
+    # a list of those that need none names all of them
+    return name in always or (never is not None and name not in never)

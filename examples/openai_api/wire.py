@@ -24,7 +24,7 @@ from trio_lanes.agents import Feed
 
 from ..chat_agent.model import ToolCall, Usage
 from .errors import problem
-from .shapes import echoed, text_part, usage_of
+from .fields import echoed
 
 logger: Final = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -55,10 +55,12 @@ class Answer:
         self.ended: Final = trio.Event()
         self.stop: Callable[[str], object] = lambda reason: None
         self.usage = Usage(0)  # until the end
+        self.stopped_at = ""  # one of the texts of `stop`, which only completions have
         self.record: Callable[[Json], None] | None = None
         self.is_closing: Callable[[], bool] = bool
         self.position: int | None = None  # messages before its own when that was accepted here
         self.succeeds = False  # whether the others of a turn end when the turn takes this one
+        self.taken_back = -1  # the number of the last event that `start_over` has made void
         self._pieces: list[str] = []  # of the message that grows
         self._shown = shown  # the response of the last event that has one
 
@@ -100,11 +102,6 @@ class Answer:
         return self._shown["error"]
 
     @property
-    def stem(self) -> str:
-        """The last part of its id, which is of it alone."""
-        return self.id.rpartition(".")[2]
-
-    @property
     def is_stored(self) -> bool:
         """Whether clients may find it later."""
         return self._shown.get("store") is not False
@@ -112,8 +109,8 @@ class Answer:
     def begin(self, status: str = "in_progress", **more: Any) -> None:
         """The turn has started; or the message waits. ``more`` is for clients."""
         if self.status == "queued":
-            response = self.object() | {"status": status}
-            self._publish(f"response.{status}", response=response, **more)
+            shown = self.object() | {"status": status}
+            self._publish(f"response.{status}", response=shown, **more)
 
     @property
     def _growing(self) -> Json | None:
@@ -123,8 +120,6 @@ class Answer:
 
     def text(self, delta: str) -> None:
         """Add text to the growing message; begin a message if none grows."""
-        if self.ended.is_set():
-            return
         if self._growing is None:
             message = {"id": new_id("msg"), "type": "message", "role": "assistant",
                        "status": "in_progress", "content": []}  # fmt: skip
@@ -150,24 +145,22 @@ class Answer:
 
     def ask(self, id: str, call: ToolCall, server: str | None) -> None:
         """Add the request to approve a call."""
-        if not self.ended.is_set():
-            item = {"id": id, "type": "mcp_approval_request", "server_label": server}
-            self.begin_call(item | {"name": call.name, "arguments": call.arguments or "{}"})
-            self._item_done(self.output[-1])
+        item = {"id": id, "type": "mcp_approval_request", "server_label": server,
+                "name": call.name, "arguments": call.arguments or "{}"}  # fmt: skip
+        self.begin_call(item)
+        self._item_done(item)
 
     def begin_call(self, item: Json) -> None:
         """Add the item of a call that runs; several may run at once."""
-        if not self.ended.is_set():
-            self.end_text()
-            self._publish("response.output_item.added", item=item, at=item)
+        self.end_text()
+        self._publish("response.output_item.added", item=item, at=item)
 
     def end_call(self, item: Json, call: ToolCall, kind: str, **fields: Any) -> None:
         """End the item of a call, with its arguments and these fields."""
-        if not self.ended.is_set():
-            arguments = call.arguments or "{}"
-            self._publish(f"{kind}.delta", delta=arguments, at=item)
-            self._publish(f"{kind}.done", arguments=arguments, name=call.name, at=item)
-            self._item_done(item | {"arguments": arguments, **fields})
+        arguments = call.arguments or "{}"
+        self._publish(f"{kind}.delta", delta=arguments, at=item)
+        self._publish(f"{kind}.done", arguments=arguments, name=call.name, at=item)
+        self._item_done(item | {"arguments": arguments, **fields})
 
     def start_over(self) -> None:
         """Take back the items of a run whose process has died: they are incomplete, and empty."""
@@ -183,6 +176,8 @@ class Answer:
             case {"type": "response.output_item.done", "item": item, "output_index": place}:
                 self.output[place] = item
                 self._pieces = []
+                if item.get("status") == "incomplete" and not item.get("content"):
+                    self.taken_back = event["sequence_number"]
             case {"type": "response.output_text.delta", "delta": delta}:
                 self._pieces.append(delta)
             case {"response": response}:
@@ -195,8 +190,7 @@ class Answer:
 
     def suspend(self) -> None:
         """End the feed without a terminal state; another process goes on."""
-        if not self.ended.is_set():
-            self._over()
+        self._over()
 
     @property
     def is_suspended(self) -> bool:
@@ -212,14 +206,14 @@ class Answer:
         """Enter a terminal state; only the first call counts. ``why`` is an error, or its text."""
         if status == "cancelled" and self.record is not None and self.is_closing():
             self.suspend()
-        if self.ended.is_set():
-            return
         self.end_text("completed" if status == "completed" else "incomplete")
         output = [  # a call of a turn that was stopped is incomplete
             item | {"status": "incomplete"} if item.get("status") == "in_progress" else item
             for item in self.output
         ]
         ended: Json = {"status": status, "output": output, "usage": usage_of(self.usage)}
+        if self.stopped_at:
+            ended["stop_reason"] = self.stopped_at
         if status == "failed":
             ended["error"] = problem(why) if isinstance(why, str) else why
         elif status == "incomplete":
@@ -233,7 +227,7 @@ class Answer:
         self.stop = lambda reason: None  # what it would stop is over, and need not be kept
         self.ended.set()
 
-    def lines(self, after: int) -> AsyncIterator[str]:
+    def lines(self, after: int = -1) -> AsyncIterator[str]:
         """Return the events after that number, as server-sent events.
 
         Raises:
@@ -252,7 +246,9 @@ class Answer:
         self._publish("response.output_item.done", item=item, at=item)
 
     def _publish(self, kind: str, at: Json | None = None, **fields: Any) -> None:
-        """Publish an event; ``at`` is the item that it is about."""
+        """Publish an event, unless all is over; ``at`` is the item that it is about."""
+        if self.ended.is_set():
+            return
         if at is not None:
             ids = [item["id"] for item in self.output]
             fields["output_index"] = ids.index(at["id"]) if at["id"] in ids else len(ids)
@@ -275,6 +271,26 @@ def session_of(id: str) -> str:
     return id.removeprefix("resp_").rpartition(".")[0]
 
 
+def stem_of(id: str) -> str:
+    """Return the last part of the id of a response, which is of it alone."""
+    return id.rpartition(".")[2]
+
+
 def sse(event: Json) -> str:
     """Return an event of a stream of server-sent events."""
     return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n"
+
+
+def usage_of(usage: Usage) -> Json:
+    """Return the usage of a response."""
+    prompt = usage.prompt or usage.tokens - usage.completion  # an endpoint may say the sum alone
+    return {
+        "input_tokens": prompt, "output_tokens": usage.completion, "total_tokens": usage.tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }  # fmt: skip
+
+
+def text_part(text: str) -> Json:
+    """Return a part of a message of a response."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -21,6 +21,7 @@ from examples.chat_agent.model import (
     Model,
     ModelBusyError,
     ModelError,
+    Stopped,
     ToolCall,
     Usage,
 )
@@ -244,7 +245,11 @@ async def test_the_endpoint_never_sees_more_requests_than_the_lane_allows() -> N
 # Endpoints that differ
 
 
-async def answer_to(*chunks: object, content_type: str = "text/event-stream") -> list[Event]:
+async def answer_to(
+    *chunks: object,
+    content_type: str = "text/event-stream",
+    settings: dict[str, Any] | None = None,
+) -> list[Event]:
     """What the client makes of a response with these chunks."""
     data = "".join(
         f"data: {chunk if isinstance(chunk, str) else json.dumps(chunk)}\n\n" for chunk in chunks
@@ -254,7 +259,7 @@ async def answer_to(*chunks: object, content_type: str = "text/event-stream") ->
         return httpx2.Response(200, headers={"content-type": content_type}, text=data)
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond)) as client:
-        model = OpenAIModel(client, "http://endpoint/v1/", "tiny", ())
+        model = OpenAIModel(client, "http://endpoint/v1/", "tiny", (), settings)
         async with model.stream([Message("user", "hello")]) as events:
             return [event async for event in events]
 
@@ -266,6 +271,18 @@ def delta(*, finish: str | None = None, **fields: Any) -> dict[str, Any]:
 async def test_an_endpoint_may_say_that_it_is_done_in_either_way() -> None:
     assert await answer_to(delta(content="yes"), "[DONE]") == ["yes"]
     assert await answer_to(delta(content="yes"), delta(finish="stop")) == ["yes"]
+
+
+@pytest.mark.parametrize("stop", ["END", ["x", "END"], ["x"]])
+@pytest.mark.parametrize("reason", ["END", 7, None])
+@pytest.mark.parametrize("finish", ["stop", "length"])
+async def test_the_stop_text_is_known_if_the_endpoint_says_it_and_it_is_one_of_those_asked_for(
+    stop: str | list[str], reason: object, finish: str
+) -> None:
+    end = {"choices": [{"delta": {}, "finish_reason": finish, "stop_reason": reason}]}
+    events = await answer_to(delta(content="yes"), end, settings={"stop": stop})
+    is_known = reason == "END" and finish == "stop" and "END" in stop
+    assert [event for event in events if isinstance(event, Stopped)] == [Stopped("END")] * is_known
 
 
 @pytest.mark.parametrize(

@@ -440,6 +440,52 @@ async def test_the_messages_of_a_run_without_an_answer_are_asked_by_the_next(
         assert await ask.told("t") == ["hello", "yes"]
 
 
+async def test_a_run_of_a_thread_goes_on_after_a_restart_and_is_found_later(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    jobs = MemoryStore()
+    async with inside(Script(["half ", 1e6]), durable=tmp_path, jobs=jobs) as gateway:
+        ask = Client(gateway)
+        await ask("POST", "threads/t/messages", said("hello"))
+        run = await ask("POST", "threads/t/runs", {})
+        await trio.sleep(1)
+    model = Script(["whole", 5.0])
+    async with inside(model, durable=tmp_path, jobs=jobs) as gateway:
+        ask = Client(gateway)
+        await ask("POST", "threads/t/runs", {}, 400)  # that run asks the message
+        assert await ask.ended("t", run) == "completed"
+        assert await ask.told("t") == ["hello", "whole"]
+    async with inside(Script(), durable=tmp_path, jobs=jobs) as gateway:
+        assert (await Client(gateway)("GET", f"threads/t/runs/{run['id']}"))[
+            "status"
+        ] == "completed"
+    assert len(model.prompts) == 1
+
+
+async def test_outputs_that_a_model_cannot_read_are_refused_and_the_run_waits_on(
+    autojump_clock: MockClock,
+) -> None:
+    tools = [{"type": "function", "function": {"name": "lookup"}}]
+    async with inside(Script([CALL], ["done"])) as gateway:
+        ask = Client(gateway)
+        await ask("POST", "threads/t/messages", said("hello"))
+        run = await ask("POST", "threads/t/runs", {"tools": tools})
+        assert await ask.ended("t", run) == "requires_action"
+        path = f"threads/t/runs/{run['id']}"
+        run = await ask("GET", path)
+        (call,) = run["required_action"]["submit_tool_outputs"]["tool_calls"]
+        for output in (42, {"a": 1}, [{"type": "image_file"}]):
+            outputs = {"tool_outputs": [{"tool_call_id": call["id"], "output": output}]}
+            await ask("POST", f"{path}/submit_tool_outputs", outputs, 400)
+        outputs = {"tool_outputs": [{"tool_call_id": call["id"], "output": "42"}]}
+        assert await ask.ended("t", await ask("POST", f"{path}/submit_tool_outputs", outputs)) == (
+            "completed"
+        )
+        await ask("POST", f"{path}/submit_tool_outputs", outputs, 400)
+        for unknown in ("run_nothing.5", "run_.5", "nothing", f"{run['id']}_1"):
+            await ask("GET", f"threads/t/runs/{unknown}", status=404)
+
+
 async def test_threads_that_are_left_stand_in_no_way(autojump_clock: MockClock) -> None:
     async with inside(Script(["yes"])) as gateway:
         ask = Client(gateway)

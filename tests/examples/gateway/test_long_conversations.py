@@ -57,7 +57,7 @@ class Gateway:
         """Ask in the conversation "c"; return the id of the response."""
         answer = Answer.begun("c", "model", {})
         ask = Ask(answer, [{"role": "user", "content": text}], previous=previous)
-        self.engine.post(ask, None, None)
+        self.engine.post(ask)
         await answer.ended.wait()
         assert answer.status == "completed", answer.error
         return answer.id

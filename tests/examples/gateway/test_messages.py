@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from examples.anthropic_api.fields import TABLES
 from examples.anthropic_api.requests import to_completion
-from examples.chat_agent.model import ModelError, ToolCall
+from examples.chat_agent.model import Cut, ModelError, Stopped, ToolCall
 from examples.chat_agent.upstream import Builtin
 
 from .inside import Gateway, Script, inside
@@ -107,6 +107,28 @@ async def test_a_message_is_streamed_as_text_grows(autojump_clock: MockClock) ->
     assert [event.get("index") for event in events] == [None] * 2 + [0] * 4 + [1] * 3 + [None] * 2
     assert events[7]["delta"] == {"type": "input_json_delta", "partial_json": call.arguments}
     assert events[9]["delta"]["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([Stopped("END")], ("stop_sequence", "END")),
+        ([], ("end_turn", None)),  # the upstream does not say at which text it has stopped, if any
+        ([Cut("length")], ("max_tokens", None)),
+    ],
+)
+async def test_a_message_says_at_which_text_it_has_stopped_if_the_upstream_does(
+    ends: list[Any], said: tuple[str, str | None], autojump_clock: MockClock
+) -> None:
+    body = HELLO | {"stop_sequences": ["END"]}
+    async with inside(Script(["one", *ends])) as gateway:
+        whole = (await gateway.request("POST", MESSAGES, body)).body
+        events = await streamed(gateway, body)
+        message = {"messages": HELLO["messages"], "stop": ["END"]}
+        choice = (await gateway.request("POST", "/v1/chat/completions", message)).body["choices"][0]
+    assert (whole["stop_reason"], whole["stop_sequence"]) == said
+    assert events[-2]["delta"] == {"stop_reason": said[0], "stop_sequence": said[1]}
+    assert choice.get("stop_reason") == said[1]
 
 
 async def test_a_tool_loop_reaches_the_model(autojump_clock: MockClock) -> None:

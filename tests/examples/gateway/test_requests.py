@@ -511,3 +511,4 @@ async def test_the_built_in_model_honours_what_it_is_asked_for(autojump_clock: M
         assert [item["name"] for item in response["output"]] == ["f"]
         reply = await complete(gateway, stop=["Ask", "me"])
         assert reply.body["choices"][0]["message"]["content"] == "Hello! "
+        assert reply.body["choices"][0]["stop_reason"] == "Ask"

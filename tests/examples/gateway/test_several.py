@@ -440,6 +440,28 @@ async def test_a_run_of_a_thread_begins_once_for_its_key_in_any_process(
     assert len(model.prompts) == 1
 
 
+async def test_outputs_that_come_again_with_their_key_are_for_the_run_once(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    model, key = Script([CALL], ["done"]), {"idempotency-key": "once"}
+    function = {"type": "function", "function": {"name": "get_weather"}}
+    async with several(model, tmp_path) as (here, there):
+        path = "/v1/threads/t"
+        await here.request("POST", f"{path}/messages", {"role": "user", "content": "hello"})
+        body = {"assistant_id": "a", "tools": [function]}
+        run = (await here.request("POST", f"{path}/runs", body)).body
+        run = await ended_run(here, "t", run, "requires_action")
+        (call,) = run["required_action"]["submit_tool_outputs"]["tool_calls"]
+        outputs = {"tool_outputs": [{"tool_call_id": call["id"], "output": "42"}]}
+        place = f"{path}/runs/{run['id']}/submit_tool_outputs"
+        for process in (here, there, here):
+            again = await process.request("POST", place, outputs, key)
+            assert (again.status, again.body["id"]) == (200, run["id"])
+        assert (await there.request("POST", place, outputs)).status == 400
+        await ended_run(there, "t", run, "completed")
+    assert len(model.prompts) == 2
+
+
 async def test_outputs_that_come_twice_at_once_are_for_a_run_once(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
