@@ -73,6 +73,9 @@ class SharedBacklog(Backlog, Elsewhere):
 
     async def begin(self, ask: Ask, key: Key, background: bool = False) -> Answer:
         if ask.messages and not key.given:  # this process answers its own client, in a place
+            turns = (await self.durable.statistics()).lanes[TURNS]
+            if turns.waiting + turns.parked >= turns.max_waiting:
+                raise LaneFullError(TURNS, turns.max_waiting)
             self._engine.post(ask)
             return ask.answer
         return await self.accept(ask, key)

@@ -25,7 +25,7 @@ from examples.gateway.engine import TURNS
 from examples.gateway.serving import lanes_of, making, parser
 from examples.gateway_processes.shared import SharedBacklog
 from examples.openai_api.http import Requests
-from trio_lanes import open_lanes
+from trio_lanes import LaneConfig, open_lanes
 from trio_lanes.durable import MemoryStore
 
 from .inside import Gateway, _at_once
@@ -67,7 +67,8 @@ async def several(
                 trio.open_nursery() as beside,
             ):
                 parts = upstream, tools, client, folder
-                own = store, SharedBacklog, {TURNS: chosen.limit}, math.inf
+                turns = LaneConfig(concurrency=chosen.limit, max_waiting=chosen.waiting)
+                own = store, SharedBacklog, {TURNS: turns}, math.inf
                 async with making(chosen, parts, Requests(), lanes, beside, *own) as made:
                     app, engine, kept = made
                     process = Process(app, engine, lanes, kept, scope, another)

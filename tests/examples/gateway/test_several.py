@@ -234,6 +234,31 @@ async def test_a_session_has_20_waiting_requests_over_all_processes(
             assert (await process.request("POST", "/v1/responses", body)).status == 429
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_waiting_bounds_what_waits_for_turns_over_all_processes(
+    path: str, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    options = ("--limit", "1", "--waiting", "4")
+    said = {"input": "hello", "messages": [{"role": "user", "content": "hello"}]}
+    body = {"/v1/responses": "input", "/v1/chat/completions": "messages"}[path]
+    statuses: list[int] = []
+    async with several(Script(["one ", 5.0]), tmp_path, *options) as processes:
+        await until(processes[0], await ask(processes[0], "first"), "one ")
+
+        async def post(process: Process) -> None:
+            reply = await process.request("POST", path, {body: said[body]})
+            statuses.append(reply.status)
+            if reply.status == 429:
+                assert int(reply.headers["retry-after-ms"]) > 0
+
+        async with trio.open_nursery() as nursery:
+            for place in range(10):
+                nursery.start_soon(post, processes[place % 2])
+                await trio.sleep(0.1)
+            assert statuses == [429] * 6
+    assert statuses == [429] * 6 + [200] * 4
+
+
 async def test_a_client_cancels_its_own_response_of_a_turn_in_another_process(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
