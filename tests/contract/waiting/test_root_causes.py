@@ -237,7 +237,7 @@ async def test_a_delay_is_told_with_its_end(autojump_clock: MockClock) -> None:
 # ---- slots
 
 
-async def test_slots_are_told_with_the_job_that_has_had_one_longest(
+async def test_slots_are_named_with_the_job_that_has_had_one_longest(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 2}) as lanes:
@@ -275,7 +275,7 @@ async def test_a_group_of_none_is_a_cause(autojump_clock: MockClock) -> None:
         end_all(lanes)
 
 
-async def test_slots_that_other_code_holds_are_told_so(autojump_clock: MockClock) -> None:
+async def test_slots_that_other_code_holds_are_named_so(autojump_clock: MockClock) -> None:
     limiter = trio.CapacityLimiter(1)
     config = {name: LaneConfig(limiter=limiter) for name in ("main", "cron")}
     async with open_lanes(config) as lanes:
@@ -315,13 +315,6 @@ async def test_tokens_and_reservations_of_a_group_are_causes(autojump_clock: Moc
         assert lines(job) == [f"3 ← {root}"]
         assert advice(job) == ['raise the concurrency of the group "g"']
         end_all(lanes)
-
-
-async def test_a_group_of_none_is_a_cause(autojump_clock: MockClock) -> None:
-    group = LaneGroup(["main"], concurrency=0)
-    async with open_lanes({"main": 9}, groups={"g": group}) as lanes:
-        assert lines(runs(lanes)) == ['1 ← tokens of the group "g": 0 of 0 in use']
-        lanes.clear()
 
 
 # ---- jobs that wait for jobs
