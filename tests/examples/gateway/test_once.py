@@ -102,6 +102,24 @@ async def test_after_a_refusal_the_key_is_free(
         assert await questions(gateway) == ["hello"]
 
 
+@pytest.mark.many_seeds(20)
+async def test_a_request_is_answered_although_a_refused_one_had_its_key_at_the_same_time(
+    autojump_clock: MockClock,
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    statuses = {}
+    async with inside(Script(["yes"])) as gateway:
+
+        async def post(n: int) -> None:
+            reply = await gateway.request("POST", COMPLETIONS, body | {"n": n}, KEY)
+            statuses[n] = reply.status
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, 2)
+            nursery.start_soon(post, 1)
+    assert statuses in ({1: 200, 2: 400}, {1: 200, 2: 422})
+
+
 async def test_answers_are_forgotten_after_a_day_and_the_oldest_of_too_many(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
