@@ -106,7 +106,6 @@ async def test_the_sessions_of_an_instance_that_ends_are_free_at_once(
         async with instances.open("two") as two:
             assert await instances.turn_of(two) == ("one", 0)
             one.close()  # as at the beginning of a drain, which may last
-            await wait_all_tasks_blocked()
             assert await instances.turn_of(two) == ("two", 0)
     async with instances.open("three") as three:
         assert await instances.turn_of(three) == ("three", 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.support.programs import PATIENCE
 from trio_lanes.durable import LaneLimit, ValkeyStore, open_durable_lanes
@@ -80,3 +81,32 @@ async def test_however_many_turns_are_left_the_others_are_found(
 ) -> None:
     async with playing(server, namespace) as (home, other):
         await pages(home, other)
+
+
+async def test_a_step_that_was_asked_ahead_does_not_hide_the_room_of_the_one_before(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_goes, first_done = trio.Event(), trio.Event()
+    gates = {"9": (first_goes, first_done), "0": (first_done, trio.Event())}  # {room: ...}
+    async with playing(server, namespace) as (home, other):
+        await settle(home, "s")
+        call = home.store._call  # type: ignore[attr-defined]
+
+        async def held(verb: str, *words: str, weight: int = 1) -> Any:
+            before, after = gates[words[2]]
+            await before.wait()
+            answer = await call(verb, *words, weight=weight)
+            after.set()
+            return answer
+
+        monkeypatch.setattr(home.store, "_call", held)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(home.step, [], 9)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(home.step, [], 0)
+            await wait_all_tasks_blocked()
+            first_goes.set()
+        monkeypatch.undo()
+        assert await claim(other, turn()) == []
+        await home.step([], 0)  # it has no room
+        assert await claim(other) == ["s"]

@@ -335,8 +335,9 @@ class Engine(Queues):
         after = self.tables.last_number()
         claims = self._claims.take(instance, room)
         self.tables.put_last_step(instance, LastStep(number, after, stale, room - len(claims)))
+        closes = last is not None and last.room > room == 0  # what was left to it is free
         # this instance has seen what the transaction has changed, but another may use it
-        self.look_elsewhere: bool = self.look_elsewhere or self.look or bool(finished)
+        self.look_elsewhere: bool = self.look_elsewhere or self.look or bool(finished) or closes
         self.look: bool = self._claims.unfinished
         due = self.next_due(also=self._claims.due)
         return Step(tuple(claims), stale, self._cancels(instance), due)

@@ -100,6 +100,7 @@ class ValkeyStore:
         """The incarnation that makes the next call."""
         self._runs: Final[dict[int, int]] = {}  # fence -> id, of runs whose end is not recorded
         self._lost: Final[set[int]] = set()  # fences of runs that the server has lost
+        self._stepping = 0  # steps that have no answer yet
         self._opening: Opening | None = None
         self._link: ValkeyLink | None = None
         self._rules: tuple[str, ...] = ()
@@ -316,10 +317,14 @@ class ValkeyStore:
         words: list[str] = []
         for one in finished:
             words += text.finish_arguments(one)
-        weight = len(finished) + room
-        answer = await self._call(
-            "step", self.instance, str(number), str(room), *words, weight=weight
-        )
+        weight, ahead = len(finished) + room, "1" if self._stepping else "0"
+        self._stepping += 1
+        try:
+            answer = await self._call(
+                "step", self.instance, str(number), str(room), ahead, *words, weight=weight
+            )
+        finally:
+            self._stepping -= 1
         step = text.step_of(answer)
         for one in finished:
             self._runs.pop(one.fence, None)

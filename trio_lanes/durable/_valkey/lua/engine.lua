@@ -266,13 +266,14 @@ function accept(item)
   return job.id
 end
 
--- Arguments: the instance, the step's number, the room, FINISH_FIELDS for each finish.
+-- Arguments: the instance, the step's number, the room, whether it was asked before the last had its
+-- answer, so that the room has nothing of what that has left; FINISH_FIELDS for each finish.
 -- Answer: the claims, the stale fences, (id, fence) of cancelled runs, when something falls due.
 function WRITES.step(arguments)
   local instance, number, room = arguments[1], tonumber(arguments[2]), tonumber(arguments[3])
   local stale, finished = {}, false
   if not is_alive(instance) then
-    for at = 4, #arguments, FINISH_FIELDS do
+    for at = 5, #arguments, FINISH_FIELDS do
       stale[#stale + 1] = tonumber(arguments[at + 1])
     end
     return { 0, {}, stale, {}, false }
@@ -282,11 +283,11 @@ function WRITES.step(arguments)
     return step_again(instance, number, last)
   end
   local ids, info = {}, instance_of(instance)
-  for at = 4, #arguments, FINISH_FIELDS do
+  for at = 5, #arguments, FINISH_FIELDS do
     ids[#ids + 1] = arguments[at]
   end
   find_all(ids)
-  for at = 4, #arguments, FINISH_FIELDS do
+  for at = 5, #arguments, FINISH_FIELDS do
     if not finish(arguments, at, info) then
       stale[#stale + 1] = tonumber(arguments[at + 1])
     end
@@ -297,15 +298,17 @@ function WRITES.step(arguments)
   forget_lanes()
   local after = next_number()
   local claims, due, unfinished = Claims.take(instance, info, room)
-  put_last_step(instance, { number = number, after = after, stale = stale, room = room - #claims })
+  local left = room - #claims
+  room = left + (arguments[4] == '1' and last.left or 0)
+  put_last_step(instance, { number = number, after = after, stale = stale, left = left, room = room })
   -- this instance has claimed already; what is left is for others, unless nothing has changed
-  LOOK = LOOK or finished or #claims > 0
+  LOOK = LOOK or finished or #claims > 0 or (last.room or 0) > room and room == 0
   if LOOK then
     wake(true)
     LOOK, SOON = false, false
   end
   CALLER_LOOKS = CALLER_LOOKS or unfinished
-  local is_idle = not unfinished and #claims < room
+  local is_idle = not unfinished and left > 0
   call(is_idle and 'SADD' or 'SREM', ROOT .. 'idle:' .. info.kind, instance)
   return { 0, claims, stale, cancels(instance), next_due(math.min(first, due or huge)) }
 end

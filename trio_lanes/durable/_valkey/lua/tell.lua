@@ -43,7 +43,7 @@ local function delete_instance(id)
   INFOS = {}
 end
 
--- The last step of an instance: {number, after, stale, room}. `after`: the fences of its claims are
+-- The last step of an instance: {number, after, stale, left, room}. `after`: the fences of its claims are
 -- above; `stale`: the fences that it refused; `room`: how many more jobs it could have claimed.
 local function last_step(instance)
   return cmsgpack.unpack(text_of(ROOT .. 'st:' .. instance))
