@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.support.bodies import this_job
 from trio_lanes import Job, LaneConfig, LaneGroup, RateLimit, open_lanes
 
 SLIDING = RateLimit(1, per=60, algorithm="sliding")
@@ -56,6 +57,7 @@ async def test_the_jobs_behind_the_first_wait_because_others_are_before_them(
     async with open_lanes({"main": 1}, wait_accounting=True) as lanes:
         jobs = [lanes.submit_nowait(trio.sleep, 3) for _ in range(4)]
         urgent = lanes.submit_nowait(trio.sleep, 3, priority=1)
+        assert jobs[1].waits == urgent.waits == {}
         await lanes.wait_idle()
         assert [dict(job.waits) for job in (urgent, *jobs[1:])] == [
             {"slots": 3},
@@ -111,6 +113,53 @@ async def test_a_head_that_its_rate_lets_go_before_the_head_of_another_lane_is_b
         await other.wait()
         assert large.waits == {"rate": 60}
         assert other.waits == {"rate": 50 + 60, "order": 10}
+
+
+async def test_a_head_that_no_rate_holds_is_behind_the_head_that_the_rate_of_the_group_holds(
+    autojump_clock: MockClock,
+) -> None:
+    rate = RateLimit(100, unit="tokens", algorithm="sliding")
+    group = LaneGroup(["main", "cron"], rate=rate)
+    lanes_of_group = {"main": 9, "cron": 9}
+    async with open_lanes(lanes_of_group, groups={"g": group}, wait_accounting=True) as lanes:
+        await lanes.run(trio.sleep, 0, cost={"tokens": 70})
+        lanes.submit_nowait(trio.sleep, 0, cost={"tokens": 50})
+        small = lanes.submit_nowait(trio.sleep, 0, cost={"tokens": 10}, lane="cron")
+        await small.wait()
+        assert small.waits == {"order": 60}
+
+
+async def test_a_lane_whose_limiter_is_shared_has_no_slot_when_another_lane_takes_it(
+    autojump_clock: MockClock,
+) -> None:
+    limiter = trio.CapacityLimiter(1)
+    config = {
+        "main": LaneConfig(limiter=limiter, rate=SLIDING),
+        "cron": LaneConfig(limiter=limiter),
+    }
+    async with open_lanes(config, wait_accounting=True) as lanes:
+        await lanes.run(trio.sleep, 0)
+        job = lanes.submit_nowait(trio.sleep, 0)
+        await trio.sleep(10)
+        await lanes.run(trio.sleep, 20, lane="cron")
+        await job.wait()
+        assert job.waits == {"rate": 40, "slots": 20}
+
+
+async def test_in_a_session_with_a_rate_a_readmitted_job_is_before_a_job_that_waits(
+    autojump_clock: MockClock,
+) -> None:
+    async def again() -> None:
+        await trio.sleep(5)
+        await this_job().readmit()
+
+    sessions = LaneConfig(concurrency=2, rate=SLIDING)
+    async with open_lanes(sessions=sessions, wait_accounting=True) as lanes:
+        alice = lanes.session("alice")
+        alice.submit_nowait(again)
+        job = alice.submit_nowait(trio.sleep, 0)
+        await job.wait()
+        assert job.waits == {"rate": 5 + 60, "order": 55}
 
 
 async def test_the_wait_for_room_stands_apart(autojump_clock: MockClock) -> None:
