@@ -82,7 +82,7 @@ def test_why_asks_a_page_for_its_jobs_and_for_those_of_its_store(
 
 
 @pytest.mark.real_processes
-async def test_why_asks_the_real_page(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_why_and_health_ask_the_real_page(capsys: pytest.CaptureFixture[str]) -> None:
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
             url = await nursery.start(serve_monitor, lanes)
@@ -91,9 +91,10 @@ async def test_why_asks_the_real_page(capsys: pytest.CaptureFixture[str]) -> Non
             await first.wait_started()
             for code, id in ((0, job.id), (1, 99)):
                 assert await trio.to_thread.run_sync(main, ["why", str(id), "--page", url]) == code
+            assert await trio.to_thread.run_sync(main, ["health", "--page", url]) == 0
             out = capsys.readouterr().out
             assert out.startswith(f"{job.id} ← {first.id} of its session ← its body, for ")
-            assert out.endswith("\nthe page does not know job 99\n")
+            assert out.endswith("\nthe page does not know job 99\nhealthy\n")
             nursery.cancel_scope.cancel()
             lanes.clear()
             lanes.reset()
