@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trio_lanes.durable import MemoryStore, Submission, open_durable_lanes
+from tests.support.programs import PATIENCE
+from trio_lanes.durable import MemoryStore, SqliteStore, Submission, open_durable_lanes
 from trio_lanes.durable.acts.inspection import BlockersOf
 
 
@@ -53,19 +55,21 @@ async def test_a_lane_whose_first_job_may_start_lets_the_others_wait_for_their_t
         await lanes.clear("main")
 
 
-async def test_an_instance_whose_process_has_ended_does_not_live(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+async def test_an_instance_without_a_lease_whose_process_has_ended_does_not_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MemoryStore()
+    store = SqliteStore(tmp_path / "jobs.db", synchronous="NORMAL", patience=PATIENCE)
     async with open_durable_lanes(store, {"waits": waits}, capacity=1, grace=0) as lanes:
         first = await lanes.submit("waits", session="s")
         behind = await lanes.submit("waits", session="s")
-        await wait_all_tasks_blocked()
+        while await lanes.running("s") is None:  # noqa: ASYNC110
+            await trio.sleep(0.01)
         other = await lanes.submit("waits")
 
         def kill(pid: int, signal: int) -> None:
-            raise PermissionError if pid == 1 else ProcessLookupError
+            raise ProcessLookupError
 
+        assert await lanes.root_causes(other.id) == ()
         monkeypatch.setattr(os, "kill", kill)
         (cause,) = await lanes.root_causes(other.id)
         assert (cause.kind, cause.advice) == ("instance", "start a worker")

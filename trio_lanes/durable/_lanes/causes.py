@@ -63,11 +63,12 @@ async def root_causes(lanes: DurableLanes, id: int) -> tuple[Cause, ...]:
 
 
 def lives(info: InstanceInfo, now: float) -> bool:
-    """Whether an instance may claim jobs: it has its lease, and if it is here, its process exists.
+    """Whether an instance may claim jobs: it has its lease; without leases, its process exists.
 
-    A store with a lock in place of leases lists an instance that was killed until the next.
+    A store with a lock in place of leases lists an instance that was killed until the next. With
+    leases no process is looked for: hosts of one name may number their processes apart.
     """
-    if info.host == socket.gethostname():
+    if info.lease_until == math.inf and info.host == socket.gethostname():
         try:
             os.kill(info.pid, 0)
         except ProcessLookupError:
