@@ -310,6 +310,7 @@ class _Scrape(Collector):
             submitted,
             finished,
             wait,
+            by_cause,
             run,
             *events.values(),
             overdue,

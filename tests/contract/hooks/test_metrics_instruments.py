@@ -558,19 +558,23 @@ def gauges(registry: CollectorRegistry) -> tuple[float | None, float | None]:
     return overdue, problems
 
 
-async def test_overdue_bodies_and_what_is_wrong_are_gauges(autojump_clock: MockClock) -> None:
+async def test_overdue_bodies_and_what_is_wrong_are_gauges(mock_clock: MockClock) -> None:
     registry = CollectorRegistry()
     main = LaneConfig(concurrency=1, overdue_after=1)
     async with open_lanes({"main": main}, instruments=[PrometheusInstrument(registry)]) as lanes:
         assert gauges(registry) == (0, None)
         job = lanes.submit_nowait(stubborn)
-        await trio.sleep(1)
+        await wait_all_tasks_blocked()
         job.cancel()
-        await trio.sleep(2)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(2)
+        await wait_all_tasks_blocked()
         # Another thread cannot read them, and gets those of the scrape before.
         assert await trio.to_thread.run_sync(gauges, registry) == (0, None)
+        await wait_all_tasks_blocked()
         assert await trio.to_thread.run_sync(gauges, registry) == (1, 1)
         assert gauges(registry) == (1, 1)
+        mock_clock.jump(20)
         await job.wait_done()
         assert gauges(registry) == (0, 0)
 
