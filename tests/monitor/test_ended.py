@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.monitor.web import ask
-from trio_lanes import LaneConfig, open_lanes
+from trio_lanes import LaneConfig, RateLimit, open_lanes
 from trio_lanes.monitor import monitor
 
 QUIET = LaneConfig(concurrency=9, log_failures=False)
@@ -97,6 +98,25 @@ async def test_tracebacks_are_bounded_in_number_length_and_rate(autojump_clock: 
         for number in range(60):
             await lanes.submit_nowait(fails, "no", name=f"n{number}").wait_done()
         assert (await trace("ask"), "ValueError: no" in await trace("n59")) == ("", True)
+
+
+async def test_where_waits_went_is_summed_by_lane_and_session(autojump_clock: MockClock) -> None:
+    rate = RateLimit(2, per=3, algorithm="sliding")
+    main = LaneConfig(concurrency=1, rate=rate)
+    async with open_lanes({"main": main, "other": 1}, wait_accounting=True) as lanes:
+        app = monitor(lanes)
+        for session in ("ann", "ann", "ann", "ben"):
+            job = lanes.submit_nowait(trio.sleep, 1, session=session)
+        await trio.sleep(0.5)
+        told = (await ask(app, f"/job/{job.id}")).json["waits"]
+        assert told == {"slots": pytest.approx(0.5)}
+        await lanes.wait_idle()
+        for path in ("/lane/main", "/session/ann"):
+            found = (await ask(app, path)).json["ended"]
+            assert {"session", "rate"} <= found["waits"].keys(), path
+        assert (await ask(app, "/lane/other")).json["ended"]["waits"] == {}
+        ann = (await ask(app, "/session/ann")).json["ended"]
+        assert ann["recorded"] == 3
 
 
 async def test_nothing_has_ended_at_first(autojump_clock: MockClock) -> None:

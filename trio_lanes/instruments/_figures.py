@@ -151,7 +151,7 @@ class LaneFigures(RareFigures):
         self._tell(JOBS_WAITING, -1, lane)
         self._tell(JOBS_RUNNING, 1, lane)
         self._tell(WAIT, job.started_at - job.waiting_since, lane)
-        for cause, seconds in getattr(job, "waits", {}).items():
+        for cause, seconds in job.waits.items():
             self._tell(WAIT_BY_CAUSE, seconds, lane, cause)
 
     def job_finished(self, job: Job[Any]) -> None:

@@ -116,7 +116,7 @@ class OpenTelemetryInstrument(LaneFigures):
             "trio_lanes.job.priority": job.priority,
             "trio_lanes.job.wait": job.started_at - job.waiting_since,
         }
-        for cause, seconds in getattr(job, "waits", {}).items():
+        for cause, seconds in job.waits.items():
             attributes[f"trio_lanes.job.wait.{cause}"] = seconds
         if self._session_keys and job.session is not None:
             attributes["trio_lanes.session"] = job.session

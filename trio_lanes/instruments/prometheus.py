@@ -145,7 +145,7 @@ class PrometheusInstrument(RareFigures):
             ran = job.finished_at - started  # type: ignore[operator]
             figures.waited += waited
             figures.waits[bisect_left(bounds, waited) if waited > shortest else 0] += 1
-            for cause, seconds in getattr(job, "waits", {}).items():
+            for cause, seconds in job.waits.items():
                 figures.add_cause(cause, seconds, bounds)
             figures.ran += ran
             figures.runs[bisect_left(bounds, ran) if ran > shortest else 0] += 1

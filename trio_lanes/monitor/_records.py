@@ -118,7 +118,7 @@ class Records:
         error = job.outcome.error if isinstance(job.outcome, outcome.Error) else None
         kind = "" if error is None else clipped(type(error).__name__)
         text = "" if error is None else _said(error)
-        record = EndedRun(self.last, run, tuple(steps), kind, text, getattr(job, "waits", {}))
+        record = EndedRun(self.last, run, tuple(steps), kind, text, job.waits)
         self.ring.append(record)
         if error is not None and job.state is JobState.FAILED:
             self.failures.append(record)

@@ -38,7 +38,7 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
             head = lane.head(_MAX_PLACES)
             found["place"] = head.index(job) + 1 if job in head else None
             found["line"] = lane.statistics().waiting_in_lane
-    found["waits"] = dict(getattr(job, "waits", {}))
+    found["waits"] = dict(job.waits)
     found["roots"] = [root_of(cause) for cause in ([] if job.done else job.root_causes())]
     return found
 

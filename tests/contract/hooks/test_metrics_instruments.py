@@ -60,6 +60,9 @@ class Meter(Protocol):
     def labels(self) -> set[str]:
         """All values of labels, or of attributes."""
 
+    def causes(self) -> dict[str, tuple[float, float]]:
+        """{cause of waits in main: (number, sum)}"""
+
 
 class Prometheus:
     def __init__(self) -> None:
@@ -87,6 +90,16 @@ class Prometheus:
             for name, label in sample.labels.items()
             if name != "le"
         }
+
+    def causes(self) -> dict[str, tuple[float, float]]:
+        values: dict[str, list[float]] = {}
+        for metric in self.registry.collect():
+            for sample in metric.samples:
+                if sample.name.startswith("trio_lanes_job_wait_cause_seconds_"):
+                    end = sample.name.rpartition("_")[2]
+                    if end in ("count", "sum"):
+                        values.setdefault(sample.labels["cause"], []).append(sample.value)
+        return {cause: (found[0], found[1]) for cause, found in values.items()}
 
 
 class OpenTelemetry:
@@ -124,6 +137,13 @@ class OpenTelemetry:
 
     def labels(self) -> set[str]:
         return {str(label) for _, point in self._points() for label in point.attributes.values()}
+
+    def causes(self) -> dict[str, tuple[float, float]]:
+        return {
+            point.attributes["trio_lanes.cause"]: (point.count, point.sum)
+            for name, point in self._points()
+            if name == "trio_lanes.job.wait.cause"
+        }
 
 
 @pytest.fixture(params=[Prometheus, OpenTelemetry])
@@ -548,6 +568,22 @@ async def test_lanes_are_listed_with_those_of_templates(autojump_clock: MockCloc
         assert job.delay == 4
 
 
+async def test_where_waits_went_is_a_histogram_by_cause(
+    autojump_clock: MockClock, meter: Meter
+) -> None:
+    main = LaneConfig(concurrency=1)
+    for accounts in (False, True):
+        async with open_lanes(
+            {"main": main}, instruments=[meter.instrument], wait_accounting=accounts
+        ) as lanes:
+            lanes.start_soon(trio.sleep, 3)
+            for _ in range(2):
+                lanes.start_soon(trio.sleep, 1, session="ann")
+            await lanes.wait_idle()
+        found = meter.causes()
+        assert found == ({"slots": (1, 3), "session": (1, 1), "order": (1, 3)} if accounts else {})
+
+
 def gauges(registry: CollectorRegistry) -> tuple[float | None, float | None]:
     """The overdue bodies of main, and the problems that they are, as a scrape finds them."""
     text = generate_latest(registry).decode()  # one scrape
@@ -558,23 +594,26 @@ def gauges(registry: CollectorRegistry) -> tuple[float | None, float | None]:
     return overdue, problems
 
 
-async def test_overdue_bodies_and_what_is_wrong_are_gauges(mock_clock: MockClock) -> None:
-    registry = CollectorRegistry()
+async def test_overdue_bodies_and_what_is_wrong_are_gauges(autojump_clock: MockClock) -> None:
+    registry, ends = CollectorRegistry(), trio.Event()
+
+    async def outlives() -> None:
+        with trio.CancelScope(shield=True):
+            await ends.wait()
+
     main = LaneConfig(concurrency=1, overdue_after=1)
     async with open_lanes({"main": main}, instruments=[PrometheusInstrument(registry)]) as lanes:
         assert gauges(registry) == (0, None)
-        job = lanes.submit_nowait(stubborn)
-        await wait_all_tasks_blocked()
+        job = lanes.submit_nowait(outlives)
+        await trio.sleep(1)
         job.cancel()
-        await wait_all_tasks_blocked()
-        mock_clock.jump(2)
-        await wait_all_tasks_blocked()
+        await trio.sleep(2)
         # Another thread cannot read them, and gets those of the scrape before.
         assert await trio.to_thread.run_sync(gauges, registry) == (0, None)
-        await wait_all_tasks_blocked()
+        await trio.sleep(1)
         assert await trio.to_thread.run_sync(gauges, registry) == (1, 1)
         assert gauges(registry) == (1, 1)
-        mock_clock.jump(20)
+        ends.set()
         await job.wait_done()
         assert gauges(registry) == (0, 0)
 
