@@ -257,6 +257,7 @@ async def test_an_item_that_waits_for_the_mapping_job_is_cancelled_when_the_map_
         assert trio.current_time() == 1
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 async def test_a_child_that_waits_for_the_mapping_job_though_cancelled_is_a_deadlock(
     autojump_clock: MockClock,
 ) -> None:
