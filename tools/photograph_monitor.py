@@ -101,6 +101,7 @@ def photograph(url: str, files: list[Path]) -> None:
                 " document.dispatchEvent(new CustomEvent('lanes-pick', {detail: {id: job.id}})); }"
             )
             page.get_by_text("Why does it wait?").wait_for()
+            page.evaluate("document.activeElement.blur()")
             page.screenshot(path=str(file))
         browser.close()
 
@@ -115,6 +116,7 @@ async def main(files: list[Path]) -> None:
             "tool:*": LaneConfig(concurrency=1),
         },
         groups={"openai": LaneGroup(["main"], concurrency=6, rate=rate)},
+        wait_accounting=True,
     ) as lanes:
         async with trio.open_nursery() as nursery:
             url = await nursery.start(partial(serve_monitor, lanes, port=0))
