@@ -19,7 +19,7 @@ FAULTS = {
         "job . ends by itself|a step that was asked again|an old step|the same step",
     ),
     "a step does not ask for the lease": (
-        ("  if not is_alive(instance) then\n    for at = 4", "  if false then\n    for at = 4"),
+        ("  if not is_alive(instance) then\n    for at = 5", "  if false then\n    for at = 4"),
         "a step without a lease",
     ),
     "the next head of a session is not listed": (

@@ -85,6 +85,6 @@ def test_a_fault_in_the_script_is_found(server: Server, fault: str) -> None:
             with pytest.RaisesGroup(AssertionError, flatten_subgroups=True, allow_unwrapped=True):
                 getattr(suite(), FOUND_BY_SUITE[fault])()
         else:
-            assert any(differ(seed) for seed in range(20))
+            assert any(differ(seed) for seed in range(40))
     finally:
         place.close()

@@ -206,8 +206,8 @@ class _TwinLife:
         self.clock = clock
         self.hold = self.chance.random() < 0.3
         several = all(twin.rival is not None for twin in twins)
-        self.choices = (*ACTS, *("rival",) * 5) if several else ACTS
         self.affinity = self.chance.choice((0.0, 40.0)) if several else 0.0
+        self.choices = (*ACTS, *("rival",) * 5) if self.affinity else ACTS
         self.rivals: list[int] = []  # places in `_Twin.fences` of claims of the rivals
         self.claims: list[int] = []  # places in `_Twin.fences` of claims that may still run
         self.jobs: dict[int, int] = {}  # {place of a claim: place of its job}
