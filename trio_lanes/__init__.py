@@ -29,7 +29,6 @@ from ._lifecycle.drain import DrainReport as DrainReport
 from ._limits.rate import RateLimit as RateLimit
 from ._map import MapResults as MapResults
 from ._nursery import LaneNursery as LaneNursery
-from ._observe.health import health as health
 from ._observe.hooks import context_free as context_free
 from ._observe.statistics import GroupStatistics as GroupStatistics
 from ._observe.statistics import LanesStatistics as LanesStatistics

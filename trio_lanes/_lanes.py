@@ -18,6 +18,7 @@ from ._actors.plan import Plan
 from ._config.check import boolean, finite_seconds
 from ._config.errors import UnknownLaneError
 from ._config.names import DEFAULT_LANES, resolve_global_lane, session_key
+from ._config.problems import Problem
 from ._config.protected import protected_context
 from ._flow.loop import Scheduler
 from ._instrument import LaneInstrument
@@ -25,6 +26,7 @@ from ._lifecycle import control as _control
 from ._lifecycle.configure import apply, configure
 from ._lifecycle.drain import DrainReport, drain
 from ._nursery import LaneNursery, opened
+from ._observe.health import health
 from ._observe.hooks import Hooks
 from ._observe.statistics import LanesStatistics, lanes_statistics
 from ._portal import LanesPortal
@@ -238,6 +240,15 @@ class Lanes(Submitter):
             sessions=len(scheduler.sessions),
             abandoned=scheduler.abandoned,
         )
+
+    def health(self) -> tuple[Problem, ...]:
+        """Return what is wrong now, each with what to do; empty: these lanes are healthy.
+
+        A wait is wrong if it cannot end by itself. It takes as long as `statistics`, and for each
+        lane in which a job has waited for more than ten seconds as `Job.root_causes` of two jobs.
+        Not a checkpoint.
+        """
+        return health(self._scheduler.lanes.values(), self._scheduler.current_time())
 
     def portal(self) -> LanesPortal:
         """Return a portal, by which other threads submit jobs, cancel them and get results.

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 
 import outcome
@@ -17,6 +18,7 @@ import trio
 from tests.support.programs import PATIENCE
 from trio_lanes import Job, JobCancelledError, LanesClosedError
 from trio_lanes.aio import Lanes, open_lanes
+from trio_lanes.aio._guest import guest_here
 
 
 def loops() -> list[object]:
@@ -73,6 +75,20 @@ def test_lanes_work_in_any_loop_and_leave_no_thread(
             runner.run(main())
             runner.run(main())
     assert not trio.lowlevel.in_trio_run()
+
+
+def test_trio_waits_in_its_thread_if_its_version_keeps_its_state_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with open_lanes() as lanes:
+            guest = guest_here()
+            assert guest is not None
+            assert not guest._clock.loop_waits
+            await work(lanes)
+
+    monkeypatch.setattr("trio_lanes.aio._guest._internals", attrgetter("elsewhere"))
+    asyncio.run(main())
 
 
 def test_the_loop_waits_for_trio_without_a_thread() -> None:

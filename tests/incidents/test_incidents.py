@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.bodies import this_job
-from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, health, open_lanes
+from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, open_lanes
 from trio_lanes.durable import MemoryStore
 from trio_lanes.durable.testing import durable_store_suite
 
@@ -251,6 +251,6 @@ async def test_one_request_finds_the_cause_of_an_incident_in_the_core(
             incident.lane,
             incident.advice,
         ), str(cause)
-        assert tuple(problem.kind for problem in health(lanes)) == incident.problems
+        assert tuple(problem.kind for problem in lanes.health()) == incident.problems
         lanes.clear()
         lanes.reset()

@@ -30,10 +30,10 @@ MAX_LINES = {
     "_flow": 2_260,  # 10 of them: bodies that run outside of Trio
     "_lifecycle": 450,
     # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest waits
-    ".": 3_200,
+    ".": 3_210,
     # 900 were meant. 150 are the loop that waits for Trio in the place of its thread, and the ends
     # of a loop; 150 the doors of durable lanes; 75 the page as an ASGI application
-    "aio": 1_320,
+    "aio": 1_340,
     "replay": 1_050,
     "durable": 200,
     "durable/acts": 1_180,  # 20 of them promote a parked job, 10 count runs by lane
@@ -76,7 +76,7 @@ MAX_LINES = {
 # Of these, 1,450 are for asyncio, 3,000 for the roots of waits, for where waits went, for what is
 # wrong and what failed, on the page, in the core and over stores (600 of them are stories of the
 # suite), 250 for affinity
-MAX_IN_ALL = 57_560
+MAX_IN_ALL = 57_590
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

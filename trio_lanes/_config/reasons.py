@@ -38,9 +38,9 @@ REMEDIES: Final[Mapping[str, str]] = {
 @final
 @attrs.frozen
 class Cause:
-    """A root of the wait of a job, and the way to it; `str` is the line that a person reads::
+    """A root of the wait of a job, and the way to it; `str` is the line that a person reads:
 
-    1594 ← 1519 of its session ← rate of "provider": 100 a minute, 21 before it, in about 13 s
+    ``1594 ← 1519 of its session ← rate of "provider": 100 a minute, 21 before it, in about 13 s``
     """
 
     job: int

@@ -10,8 +10,9 @@ next tick at once. That tick is kept back until the poller is readable, or the d
 task that is woken from outside of the run makes the poller readable, as it would wake the thread.
 So there is no thread, and the run is as deterministic as the loop.
 
-Where the loop cannot watch a poller (Windows), Trio waits in its thread. In both cases Trio's clock
-is that of the loop.
+That tick is kept back by private names of Trio's (`_internals`). Where a version of Trio has not
+all of them, or the loop cannot watch a poller (Windows), Trio waits in its thread, as a guest does
+by itself. In all cases Trio's clock is that of the loop.
 
 The run begins with the first user of the loop and ends with the last. It ends before that, with a
 line in the log, when the loop's asynchronous generators are shut down, as `asyncio.run` does at its
@@ -28,7 +29,9 @@ import os
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from contextvars import Context
+from operator import attrgetter
 from typing import Any, Final, final
 from weakref import ref
 
@@ -40,6 +43,14 @@ logger: Final = logging.getLogger("trio_lanes")
 _LEFT_OPEN: Final = (
     "an asyncio loop was closed while lanes were open in it: leave their block first"
 )
+
+_internals: Final = attrgetter(
+    "unrolled_run_next_send",
+    "unrolled_run_gen.close",
+    "runner.guest_tick_scheduled",
+    "runner.io_manager.get_events",
+)
+"""Read of Trio's `GuestState` what is needed to keep a tick back."""
 
 _here: Final = threading.local()  # `guest`: a weak reference to the guest run of this thread
 
@@ -92,9 +103,8 @@ class GuestRun:
             host_uses_signal_set_wakeup_fd=True,
             clock=self._clock,
         )
-        manager = self._tick.__self__.runner.io_manager
-        poller = getattr(manager, "_epoll", None) or getattr(manager, "_kqueue", None)
-        if poller is not None:  # pragma: no branch - None on Windows
+        poller = _poller_of(self._tick)
+        if poller is not None:
             # A descriptor of its own, since Trio closes its poller before it says that it has ended
             descriptor = os.dup(poller.fileno())
             try:
@@ -112,7 +122,8 @@ class GuestRun:
                 os.close(self._poller)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of Trio, which says the same
-                self._tick.__self__.unrolled_run_gen.close()
+                with suppress(AttributeError):  # see `_internals`
+                    self._tick.__self__.unrolled_run_gen.close()
 
     async def enter(self) -> None:
         """One user more."""
@@ -146,11 +157,10 @@ class GuestRun:
         """Call ``tick`` soon, or when there is work for it."""
         self._tick = tick
         deadline, self._clock.deadline = self._clock.deadline, None
-        state = self._tick.__self__
-        events = state.unrolled_run_next_send  # for the tick
-        if not self._clock.loop_waits or deadline is None or _are_there(events):
+        if not self._clock.loop_waits or deadline is None or _has_events(tick):
             self.loop.call_soon(tick, context=self._context)
             return
+        state = self._tick.__self__
         self._kept_back = True
         state.runner.guest_tick_scheduled = False  # as if a thread waited: so it wakes the poller
         if deadline < math.inf:
@@ -170,7 +180,18 @@ class GuestRun:
         self._tick()
 
 
-def _are_there(events: outcome.Outcome[Any]) -> bool:
+def _poller_of(tick: Any) -> Any:
+    """Return what Trio waits by; None: it is none that a loop could watch, or not known."""
+    try:
+        _internals(tick.__self__)
+    except AttributeError:
+        return None
+    manager = tick.__self__.runner.io_manager
+    return getattr(manager, "_epoll", None) or getattr(manager, "_kqueue", None)
+
+
+def _has_events(tick: Any) -> bool:
+    events: outcome.Outcome[Any] = tick.__self__.unrolled_run_next_send
     return not isinstance(events, outcome.Value) or bool(events.value)
 
 

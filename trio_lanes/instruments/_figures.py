@@ -52,7 +52,7 @@ RATE_LIMITED: Final = Figure(
 )
 
 BODIES_OVERDUE: Final = Figure("bodies.overdue", "level", "Bodies that are overdue now.")
-PROBLEMS: Final = Figure("problems", "level", "What `trio_lanes.health` finds wrong now.")
+PROBLEMS: Final = Figure("problems", "level", "What `Lanes.health` finds wrong now.")
 
 FIGURES: Final = (
     JOBS_WAITING,

@@ -19,7 +19,7 @@ metric                           kind       meaning
 ``jobs_waiting_long_total``      counter    jobs that waited for longer than their ``warn_after``
 ``jobs_overdue_total``           counter    bodies that outlived their cancellation
 ``bodies_overdue``               gauge      bodies that outlive their cancellation or timeout now
-``problems``                     gauge      what `trio_lanes.health` finds wrong now, by ``kind``
+``problems``                     gauge      what `Lanes.health` finds wrong now, by ``kind``
 ``jobs_abandoned_total``         counter    running jobs that a reset abandoned
 ``lanes_paused_total``           counter    how often a lane was paused
 ``lanes_rate_limited_total``     counter    how often the head of a lane waited for a rate limit
@@ -55,7 +55,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from trio_lanes import Job, JobState, Lanes, context_free, health
+from trio_lanes import Job, JobState, Lanes, context_free
 
 from ._figures import (
     ABANDONED,
@@ -208,7 +208,7 @@ class _Watched:
         if lanes is not None:
             each = [(lane.label, lane.statistics().overdue) for lane in lanes.lanes()]
             self.overdue = _summed(self.overdue, each)
-            self.problems = _summed(self.problems, [(one.kind, 1) for one in health(lanes)])
+            self.problems = _summed(self.problems, [(one.kind, 1) for one in lanes.health()])
 
     def look_if_here(self) -> None:
         """Look, at once in that thread, and else as soon as it can."""

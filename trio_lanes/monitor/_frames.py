@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics, health
+from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics
 
 from ._notes import Notes, clipped
 from ._records import EndedRun, Records
@@ -155,11 +155,11 @@ class Frames:
     # ---- lanes
 
     def _problems(self, now: float) -> list[Frame]:
-        """Return what `health` finds. It may take long if many lanes have long waits: then it is
-        asked so rarely that it takes a fiftieth of the time."""
+        """Return what `Lanes.health` finds. It may take long if many lanes have long waits: then it
+        is asked so rarely that it takes a fiftieth of the time."""
         if now >= self._health_at:
             began = time.perf_counter()
-            self._health = problems_of(health(self._lanes))
+            self._health = problems_of(self._lanes.health())
             self._health_at = now + max(1.0, 50 * (time.perf_counter() - began))
         return self._health
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ... import Problem, resolve_session_lane
-from ... import health as core_health
 from ..._config.names import template_of
 from ..._config.problems import PROBLEM_AFTER, distinct, problem_of
 from ..._config.reasons import in_words
@@ -36,7 +35,7 @@ async def health(lanes: DurableLanes) -> tuple[Problem, ...]:
     """Return what is wrong; empty: nothing that was looked at."""
     found: list[Problem | None] = []
     if lanes.local is not None:
-        found += core_health(lanes.local)
+        found += lanes.local.health()
     began = trio.current_time()
     now = await lanes.statistics()
     took = trio.current_time() - began

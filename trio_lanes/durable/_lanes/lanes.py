@@ -667,8 +667,9 @@ class DurableLanes(HasEnd):
 
         It looks at the store, at the longest wait of each of the 100 lanes with most of them, at
         jobs without a handler, at dead jobs that keep their sessions closed, and at the bodies of
-        this instance as `trio_lanes.health` does. The bodies of others are looked at if they hold
-        up such a wait. A wait for what is at work, or is over by itself, is no problem.
+        this instance as `Lanes.health <trio_lanes.Lanes.health>` does. The bodies of others are
+        looked at if they hold up such a wait. A wait for what is at work, or is over by itself, is
+        no problem.
         """
         return await health(self)
 
