@@ -69,6 +69,7 @@ class Engine:
     answers: OrderedDict[str, Answer] = attrs.field(factory=OrderedDict)
     inboxes: parts.Inboxes = attrs.field(init=False)
     _histories: Histories = attrs.field(factory=Histories)
+    processes: int = 1  # how many share the places in which requests wait
     _unended: Counter[str | None] = attrs.field(factory=Counter)  # {user: requests}
     pending: dict[str, Pending] = attrs.field(factory=dict)  # {call id: calls that wait}
 
@@ -95,7 +96,7 @@ class Engine:
         elif not self.resume(ask):
             if ask.resumes:  # another request was faster
                 raise BadInputError("no call waits for these outputs any more")
-            self._check_share(ask.user)
+            self.check_share(ask.user)
             receipt = self.inboxes.post(answer.session, ask, when_busy=ask.mode, group=ask.group)
             if receipt.outcome is not None and receipt.outcome.kind is SettledKind.REJECTED:
                 raise BusyError
@@ -106,7 +107,7 @@ class Engine:
             answer.position = (receipt.position or 0) + is_busy
             if answer.position:
                 answer.begin("queued", position=answer.position)
-            self._unended[ask.user] += 1
+            self.take_place(ask.user)
             self.nursery.start_soon(self._follow, ask, receipt)
         self.answers[answer.id] = answer
         for id in [*self.answers][: max(0, len(self.answers) - KEPT)]:
@@ -115,18 +116,32 @@ class Engine:
 
     def _start(self, ask: Ask) -> None:
         """Answer a request beside all sessions, in a job of its own."""
-        self._check_share(ask.user)
+        self.check_share(ask.user)
         reach, session = Reach(lambda reason: job.cancel(reason)), ask.answer.session
         job = self.begin(self.answer, session, [ask], reach, owner=ask.user, name="alone")
         ask.answer.stop = job.cancel
-        self._unended[ask.user] += 1
+        self.take_place(ask.user)
         job.on_settled(lambda job: self._settled(ask))
 
-    def _check_share(self, user: str | None) -> None:
-        """Raise `LaneFullError` if the user has half of the places in which requests wait."""
+    def check_share(self, user: str | None) -> None:
+        """Raise `LaneFullError` if the user has half of the places in which requests wait.
+
+        Of several processes each knows what it has accepted, and gives its part of that half.
+        """
         config = self.lanes.lane(TURNS).config
-        if user and self._unended[user] >= config.concurrency + config.max_waiting / 2:
+        share = (config.concurrency + config.max_waiting / 2) / self.processes
+        if user and self._unended[user] + 1 > max(1, share):
             raise LaneFullError(TURNS, config.max_waiting)
+
+    def take_place(self, user: str | None) -> None:
+        """The user has one more request that has not ended."""
+        self._unended[user] += 1
+
+    def give_place_back(self, user: str | None) -> None:
+        """The user has one less."""
+        self._unended[user] -= 1
+        if not self._unended[user]:
+            del self._unended[user]
 
     def resume(self, ask: Ask) -> bool:
         """Give the request, with its outputs, to the turn that waits for it; False if none does."""
@@ -251,9 +266,7 @@ class Engine:
 
     def _settled(self, ask: Ask, began: bool = False) -> None:
         """Give its user the place back, and end its response if no turn has begun with it."""
-        self._unended[ask.user] -= 1
-        if not self._unended[ask.user]:
-            del self._unended[ask.user]
+        self.give_place_back(ask.user)
         if not began:
             ask.answer.end("cancelled")
         if ask.messages:  # no client may find it

@@ -72,13 +72,26 @@ class SharedBacklog(Backlog, Elsewhere):
         return self.find(answer.id)
 
     async def begin(self, ask: Ask, key: Key, background: bool = False) -> Answer:
+        self._engine.processes = len(await self.durable.instances()) or 1
         if ask.messages and not key.given:  # this process answers its own client, in a place
             turns = (await self.durable.statistics()).lanes[TURNS]
             if turns.waiting + turns.parked >= turns.max_waiting:
                 raise LaneFullError(TURNS, turns.max_waiting)
             self._engine.post(ask)
             return ask.answer
-        return await self.accept(ask, key)
+        self._engine.check_share(ask.user)
+        self._engine.take_place(ask.user)
+        try:
+            answer = await self.accept(ask, key)
+        except BaseException:
+            self._engine.give_place_back(ask.user)
+            raise
+        self._engine.nursery.start_soon(self._wait_ended, answer, ask.user)
+        return answer
+
+    async def _wait_ended(self, answer: Answer, user: str | None) -> None:
+        await answer.ended.wait()
+        self._engine.give_place_back(user)
 
     async def accept(self, ask: Ask, key: Key) -> Answer:
         """Accept a request for any process; return its response, as this process sees it."""

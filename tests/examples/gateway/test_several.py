@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,35 @@ async def test_waiting_bounds_what_waits_for_turns_over_all_processes(
                 await trio.sleep(0.1)
             assert statuses == [429] * 6
     assert statuses == [429] * 6 + [200] * 4
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_user_with_many_conversations_leaves_room_to_others_over_all_processes(
+    path: str, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    said = {"input": "hello", "messages": [{"role": "user", "content": "hello"}]}
+    body = {"/v1/responses": "input", "/v1/chat/completions": "messages"}[path]
+    statuses: Counter[int] = Counter()
+    options = ("--limit", "1", "--waiting", "20")
+    model = Script(*[["hello ", 1.0]] * 50)
+    async with several(model, tmp_path, *options) as processes:
+
+        async def post(place: int, **more: Any) -> int:
+            sent = {body: said[body]} | more
+            return (await processes[place % 2].request("POST", path, sent)).status
+
+        async def flood(place: int) -> None:
+            statuses[await post(place, user="flood")] += 1
+
+        for _ in range(2):  # what has ended takes no room
+            async with trio.open_nursery() as nursery:
+                for place in range(60):
+                    nursery.start_soon(flood, place)
+                await trio.sleep(0.1)
+                assert statuses == {429: 60 - 10}
+                assert [await post(place, user="a") for place in (0, 1)] == [200, 200]
+            assert statuses == {429: 60 - 10, 200: 10}
+            statuses.clear()
 
 
 async def test_a_client_cancels_its_own_response_of_a_turn_in_another_process(
