@@ -356,3 +356,37 @@ async def test_a_hook_that_raises_is_removed_and_nothing_else_happens() -> None:
     async with open_lanes(instruments=[Raises()]) as lanes:
         assert await lanes.run(asyncio.sleep, 1, "value") == "value"
         assert await lanes.run(asyncio.sleep, 1, "value") == "value"
+
+
+class Numbers:
+    """An async iterator of asyncio's that cannot be closed."""
+
+    def __init__(self) -> None:
+        self.left = [3, 2, 1]
+
+    def __aiter__(self) -> "Numbers":
+        return self
+
+    async def __anext__(self) -> int:
+        await asyncio.sleep(1)
+        if not self.left:
+            raise StopAsyncIteration
+        return self.left.pop()
+
+
+async def test_a_map_takes_any_iterator_of_asyncios_and_works_in_a_task_of_trios() -> None:
+    async def double(number: int) -> int:
+        await asyncio.sleep(1)
+        return 2 * number
+
+    async def of_trio() -> list[int]:
+        async with lanes.map(double, [4, 5], lane="cron") as results:
+            return [result async for result in results]
+
+    async with open_lanes() as lanes:
+        async with lanes.map(double, Numbers()) as results:
+            assert [result async for result in results] == [2, 4, 6]
+        job = lanes.trio.submit_nowait(of_trio)
+        await lanes.wait_idle()
+        assert job.outcome is not None
+        assert job.outcome.unwrap() == [8, 10]

@@ -290,3 +290,57 @@ def test_a_system_exit_leaves_as_it_is() -> None:
     with pytest.raises(SystemExit) as caught:
         asyncio.run(main())
     assert caught.value.code == 3
+
+
+async def test_a_caller_that_is_cancelled_while_it_waits_for_room_leaves_no_job() -> None:
+    ran: list[str] = []
+
+    async def body() -> None:
+        ran.append("body")
+
+    async with open_lanes({"main": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
+        first, second = (lanes.submit_nowait(asyncio.sleep, 5) for _ in range(2))
+        for verb in (lanes.run, lanes.submit):
+            task = asyncio.create_task(verb(body))
+            await asyncio.sleep(1)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        await second.wait()
+        assert first.done
+    assert ran == []
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_caller_that_is_cancelled_as_it_gets_room_has_a_job(runs: bool) -> None:
+    got: list[object] = []
+
+    async def submits(lanes: Lanes) -> None:
+        got.append(await lanes.submit(asyncio.sleep, 1))
+        await asyncio.sleep(100)
+
+    async with open_lanes({"main": LaneConfig(concurrency=1, max_waiting=1)}) as lanes:
+        lanes.submit_nowait(asyncio.sleep, 5)
+        second = lanes.submit_nowait(asyncio.sleep, 5)
+        work = lanes.run(asyncio.sleep, 100) if runs else submits(lanes)
+        task = asyncio.create_task(work)
+        await asyncio.sleep(1)
+        second.cancel()  # which gives its room to the caller
+        assert lanes.statistics().waiting == 1
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    assert [job.state for job in got if isinstance(job, Job)] == [JobState.SUCCEEDED] * (not runs)
+
+
+async def test_an_error_of_the_block_leaves_beside_the_failure_that_cancelled_it() -> None:
+    async def fails() -> None:
+        raise KeyError("of the job")
+
+    with pytest.RaisesGroup(KeyError, ValueError):
+        async with open_lanes() as lanes:
+            lanes.start_soon(fails)
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                raise ValueError("of the block") from None

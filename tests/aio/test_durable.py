@@ -12,7 +12,15 @@ import pytest
 
 from tests.support.programs import PATIENCE
 from trio_lanes.aio import current_durable_job, open_durable_lanes
-from trio_lanes.durable import DurableJobError, DurableLanes, MemoryStore, RetryPolicy, SqliteStore
+from trio_lanes.command._worker import WorkerOptions, run_worker
+from trio_lanes.durable import (
+    DurableJobError,
+    DurableLanes,
+    MemoryStore,
+    RetryPolicy,
+    SqliteStore,
+    StoreLockedError,
+)
 
 ONCE = RetryPolicy(max_attempts=1)
 
@@ -128,3 +136,54 @@ def test_the_command_runs_a_worker_with_handlers_of_asyncios(tmp_path: Path) -> 
     finally:
         worker.kill()
         worker.wait()
+
+
+def test_a_worker_of_asyncio_runs_until_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = APPLICATION.replace("jobs.db", str(tmp_path / "jobs.db"))
+    kill = "os.kill(os.getpid(), signal.SIGTERM)"
+    text = text.replace('print("answered"', f'{kill}; print("answered"')
+    (tmp_path / "app_of_asyncio.py").write_text(f"import os, signal\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def submit() -> None:
+        store = SqliteStore(tmp_path / "jobs.db")
+        async with open_durable_lanes(store, {}, worker=False) as lanes:
+            await lanes.submit("answer", 42)
+
+    asyncio.run(submit())
+    options = WorkerOptions(application="app_of_asyncio:lanes", grace=5, cancel_grace=5)
+    assert run_worker(options) == 0
+    assert capsys.readouterr().out == "made\nanswered 42\n"
+
+
+@pytest.mark.asyncio_only
+async def test_lanes_that_cannot_be_opened_are_an_error_on_entering(tmp_path: Path) -> None:
+    async def never(payload: object) -> None:
+        raise AssertionError
+
+    async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {"never": never}):
+        with pytest.raises(StoreLockedError):
+            async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {"never": never}):
+                raise AssertionError
+
+
+@pytest.mark.asyncio_only
+async def test_a_cancellation_while_durable_lanes_are_opened_leaves_them() -> None:
+    async def never(payload: object) -> None:
+        raise AssertionError
+
+    store, cancelled = MemoryStore(), 0
+    for turns in range(40):
+        opening = open_durable_lanes(store, {"never": never})
+        task = asyncio.create_task(opening.__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        cancelled += task.cancelled()
+        if not task.cancelled():
+            await asyncio.create_task(opening.__aexit__(None, None, None))
+        store = MemoryStore()
+    assert 3 < cancelled < 40

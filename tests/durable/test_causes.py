@@ -11,7 +11,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.programs import PATIENCE
-from trio_lanes.durable import MemoryStore, SqliteStore, Submission, open_durable_lanes
+from trio_lanes.durable import (
+    DurableBlocker,
+    MemoryStore,
+    SqliteStore,
+    Submission,
+    open_durable_lanes,
+)
 from trio_lanes.durable.acts.inspection import BlockersOf
 
 
@@ -75,3 +81,13 @@ async def test_an_instance_without_a_lease_whose_process_has_ended_does_not_live
         assert (cause.kind, cause.advice) == ("instance", "start a worker")
         (cause,) = await lanes.root_causes(behind.id)
         assert (cause.kind, cause.jobs) == ("gone", (first.id,))
+
+
+def test_a_reason_is_a_sentence_about_the_job() -> None:
+    by_job = DurableBlocker("quota", "openai", 7)
+    assert str(by_job) == "it runs, and waits for the quota openai, behind job 7"
+    by_task = DurableBlocker("lock", "index", None)
+    assert (
+        str(by_task) == "it runs, and waits for the lock index, which a task outside of a job has"
+    )
+    assert str(DurableBlocker("dead", "session:s", 3)) == "job 3 is dead and keeps session:s closed"

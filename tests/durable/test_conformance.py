@@ -49,6 +49,16 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
         # these need virtual time, and do nothing without
         "test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced",
         "test_a_timed_pause_of_a_lane_of_a_template_outlasts_the_clean_up",
+        "test_it_is_a_problem_that_a_body_goes_on_past_its_timeout",
+        "test_it_is_a_problem_that_a_store_answers_slowly",
+        "test_it_is_a_problem_that_no_instance_has_a_handler",
+        "test_it_is_a_problem_that_no_instance_has_room_for_a_job",
+        "test_it_is_a_problem_that_nothing_serves_a_lane",
+        "test_the_cause_is_a_body_that_outlives_its_timeout_or_its_cancellation",
+        # and these do half of what they do
+        "test_a_session_stays_for_a_while_with_the_instance_that_ran_its_last_job",
+        "test_lanes_in_which_each_wait_can_end_are_healthy",
+        "test_the_status_says_where_the_wait_went",
     ],
 )
 def test_the_suite_also_runs_in_real_time(suite: type, name: str) -> None:

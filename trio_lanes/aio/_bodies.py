@@ -157,7 +157,7 @@ class AsyncioBody:
     @property
     def deadline(self) -> float:
         """When the body is cancelled, on the loop's clock."""
-        return self._deadline
+        return self._deadline  # pragma: no cover - the core sets it, and reads that of the job
 
     @deadline.setter
     def deadline(self, when: float) -> None:

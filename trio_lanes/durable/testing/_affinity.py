@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .. import Finish, SubmittedJob, Succeeded
+from typing import Any
+
+from ... import RateLimit
+from .. import Finish, LaneLimit, SubmittedJob, Succeeded
 from ._bench import Bench, Played, stories
 
 
@@ -24,9 +27,18 @@ class AffinityStories:
 
         if not bench.store().leased:
             return  # it takes one instance
-        job, of = SubmittedJob(name="echo", session="s"), {"affinity": 60.0, "lease_ttl": 3600.0}
-        async with bench.playing(**of) as home, bench.lanes(worker=False) as lanes:
+        rates = (RateLimit(1000, per=1.0, algorithm="sliding"),)
+        lanes = {"main": LaneLimit(9), "rated": LaneLimit(9, rates=rates)}
+        job = SubmittedJob(name="echo", session="s")
+        rated = SubmittedJob(name="echo", session="rated", lane="rated")
+        of: dict[str, Any] = {"affinity": 60.0, "lease_ttl": 3600.0, "lanes": lanes}
+        async with bench.playing(**of) as home, bench.lanes(worker=False) as asking:
             async with bench.playing(**of) as other:
+                await home.enqueue([rated])
+                assert await turn_of(home, 9) is None
+                await home.enqueue([rated])
+                assert 0 < (await turn_of(other, 9) or 0.0) <= 60
+                assert await turn_of(home, 9) is None
                 for room in (9, 0):
                     await home.enqueue([job])
                     assert await turn_of(home, room) is None
@@ -43,5 +55,5 @@ class AffinityStories:
                 await other.enqueue([job])
                 assert await turn_of(other, 9) is not None
                 if bench.virtual:
-                    await bench.advance(60.0, lanes)
+                    await bench.advance(60.0, asking)
                     assert await turn_of(other, 9) is None

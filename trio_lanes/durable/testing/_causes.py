@@ -288,6 +288,7 @@ class CauseStories:
             assert (cause.kind, sorted(cause.jobs)) == ("deadlock", [job.id for job in jobs])
             assert cause.root == f"deadlock of {jobs[0].id}, {jobs[1].id}"
             await lanes.cancel(jobs[0].id)
+            await jobs[1].wait()
 
     async def test_the_cause_is_a_quota(self, bench: Bench) -> None:
         async def spends(payload: Any) -> None:
