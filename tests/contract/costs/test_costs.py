@@ -29,7 +29,7 @@ SESSIONS = 100
 MOST_CALLS = 49
 MOST_CALLS_TO_BLOCK = 74  # a new task for each of them would take 130
 MOST_CALLS_ALONE = 127  # one more: the actor of a session takes its next key by a method
-MOST_CALLS_OF_A_NEW_SESSION = 56
+MOST_CALLS_OF_A_NEW_SESSION = 56.1  # a tenth is the opening of the lanes, and what is made once
 
 
 async def no_op(value: int) -> int:
