@@ -15,13 +15,14 @@ SESSION = "alice"
 
 class LaneSessions:
     keeps = frozenset({"order", "exclusion", "limit"})
+    opener = staticmethod(open_lanes)
 
     def __init__(self) -> None:
         self.handles: list[Job[int]] = []
 
     @asynccontextmanager
     async def open(self, n: int, *, keep: bool) -> AsyncIterator[Submit]:
-        async with open_lanes({"main": WIDTH}) as lanes:
+        async with self.opener({"main": WIDTH}) as lanes:
             submit_nowait = lanes.submit_nowait
             hold = self.handles.append
 
@@ -40,12 +41,14 @@ class LaneSessions:
 class LaneCaller:
     """`run`, through a session lane and a global lane, or through the global lane alone."""
 
+    opener = staticmethod(open_lanes)
+
     def __init__(self, session: str | None = SESSION) -> None:
         self.session = session
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Callable[[Body, int], Awaitable[object]]]:
-        async with open_lanes({"main": WIDTH}) as lanes:
+        async with self.opener({"main": WIDTH}) as lanes:
 
             def call(body: Body, i: int) -> Awaitable[object]:
                 return lanes.run(body, i, session=self.session)

@@ -70,3 +70,10 @@ class Cause:
 def in_words(seconds: float) -> str:
     """Return a length of time for people, in seconds."""
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def before_it(before: int, most: int) -> str:
+    """Return how many jobs are before one, for people; ``most`` of them are counted."""
+    if before >= most:
+        return f", {most:,} or more before it"
+    return f", {before:,} before it" if before else ""

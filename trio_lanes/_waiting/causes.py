@@ -29,7 +29,7 @@ from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 from .._actors.wait import RoomRequest
-from .._config.reasons import REMEDIES, Cause, in_words
+from .._config.reasons import REMEDIES, Cause, before_it, in_words
 from .needs import can_continue
 
 _MOST_CAUSES: Final = 8
@@ -169,7 +169,7 @@ class _Roots:
         place = len(before)
         yield from self._pause(lane, way)
         yield from self._slots(lane, place + len(lane.slot_requests), way)
-        jobs, head, more = [*before, job], (before or [job])[0], _more(place)
+        jobs, head, more = [*before, job], (before or [job])[0], before_it(place, _MOST_PLACES)
         if place == _MOST_PLACES:
             jobs = []
         yield from self._rate(lane, head, jobs, more, way)
@@ -207,7 +207,7 @@ class _Roots:
             return  # a slot that comes back ignores reservations
         elif group.reserved(lane.label):
             root = f'tokens of the group "{group.name}": those left are reserved for other lanes'
-            yield _cause(way, "reservation", group.name, root + _more(before))
+            yield _cause(way, "reservation", group.name, root + before_it(before, _MOST_PLACES))
 
     def _held(
         self, kind: str, name: str, words: str, lanes: list[LaneActor], before: int, way: _Way
@@ -228,7 +228,9 @@ class _Roots:
         overdue = [job for lane in lanes for job in islice(lane.overdue, 1) if job in holders]
         advice = _reset(overdue[0]) if overdue else None
         ids = tuple(job.id for job in holders[:_FEW])
-        yield _cause(way, kind, name, root + _more(before), jobs=ids, advice=advice)
+        yield _cause(
+            way, kind, name, root + before_it(before, _MOST_PLACES), jobs=ids, advice=advice
+        )
 
     # ---- roots
 
@@ -285,10 +287,3 @@ def _reset(job: AnyJob) -> str:
     """Return how to free what ``job``, whose body is overdue, holds."""
     name = job.lane if job._session_lane is None else job._session_lane.name
     return f'reset "{name}": the body of {job.id} goes on after it was asked to stop'
-
-
-def _more(before: int) -> str:
-    """Return how many jobs are before it, in words."""
-    if before >= _MOST_PLACES:
-        return f", {_MOST_PLACES:,} or more before it"
-    return f", {before:,} before it" if before else ""

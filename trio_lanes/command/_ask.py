@@ -7,8 +7,6 @@ nothing, and no command needs a living worker.
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -42,7 +40,7 @@ async def status(lanes: DurableLanes) -> Answer:
         now = await lanes.statistics()
     instances = await lanes.instances()
     limits, groups = await lanes.limits(), await lanes.groups()
-    counts, here = ("waiting", "parked", "running", "dead", "unhandled"), socket.gethostname()
+    counts = ("waiting", "parked", "running", "dead", "unhandled")
     of_lanes = Table(
         ("lane", "running", "limit", "waiting", "parked", "dead", "unhandled", ""),
         [
@@ -73,18 +71,14 @@ async def status(lanes: DurableLanes) -> Answer:
         "locks": now.locks,
         "quotas": now.quotas,
         "instances": [
-            {
-                **attrs.asdict(one, recurse=False),
-                "lives": lives(one, time.time()) if one.host == here else None,
-            }
-            for one in instances
+            {**attrs.asdict(one, recurse=False), "lives": lives(one)} for one in instances
         ],
     }
     workers = Table(
         ("worker", "running", "since", "handlers"),
         [
             (
-                f"{one.pid} on {one.host}{'' if lives(one, time.time()) else ' (gone)'}",
+                f"{one.pid} on {one.host}{' (gone)' if lives(one) is False else ''}",
                 number(one.running),
                 moment(one.since),
                 ", ".join(one.names),

@@ -294,15 +294,13 @@ class _Scrape(Collector):
                     metric.add_metric([label], self._cumulated(counts), total)
         watched = [*self._lanes]
         overdue = self._gauge(BODIES_OVERDUE)
-        for label, count in _summed(
-            {}, [x for one in watched for x in one.overdue.items()]
-        ).items():
+        amounts = [amount for one in watched for amount in one.overdue.items()]
+        for label, count in _summed((), amounts).items():
             overdue.add_metric([label], count)
         name = self._named(PROBLEMS)
         problems = GaugeMetricFamily(name, PROBLEMS.says, labels=["kind"])
-        for kind, count in _summed(
-            {}, [x for one in watched for x in one.problems.items()]
-        ).items():
+        amounts = [amount for one in watched for amount in one.problems.items()]
+        for kind, count in _summed((), amounts).items():
             problems.add_metric([kind], count)
         return [
             waiting,

@@ -550,6 +550,8 @@ class InstanceInfo:
     """How many jobs it runs."""
     lanes: Mapping[str, int] = attrs.field(factory=dict)
     """How many of these by lane: of 1,000 of them, if there are more."""
+    alive: bool = True
+    """Whether it had its lease when the store gave this answer, by the store's time."""
 
 
 @final

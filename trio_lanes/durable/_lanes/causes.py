@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from ... import Cause
 from ..._config.names import SESSION_PREFIX, template_of
-from ..._config.reasons import REMEDIES, in_words
+from ..._config.reasons import REMEDIES, before_it, in_words
 from ..._limits.rate import REQUESTS
 from .._contract.errors import ResultGoneError
 from .._contract.protocol import PAGE
@@ -62,20 +62,24 @@ async def root_causes(lanes: DurableLanes, id: int) -> tuple[Cause, ...]:
     return tuple({(one.chain, one.kind, one.lane): one for one in reversed(found)}.values())[::-1]
 
 
-def lives(info: InstanceInfo, now: float) -> bool:
+def lives(info: InstanceInfo) -> bool | None:
     """Whether an instance may claim jobs: it has its lease; without leases, its process exists.
 
     A store with a lock in place of leases lists an instance that was killed until the next. With
-    leases no process is looked for: hosts of one name may number their processes apart.
+    leases no process is looked for: hosts of one name may number their processes apart. None: its
+    process is on another host.
     """
-    if info.lease_until == math.inf and info.host == socket.gethostname():
-        try:
-            os.kill(info.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass  # it exists, and belongs to another user
-    return info.lease_until > now
+    if info.lease_until < math.inf:
+        return info.alive
+    if info.host != socket.gethostname():
+        return None
+    try:
+        os.kill(info.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it exists, and belongs to another user
+    return True
 
 
 @final
@@ -117,7 +121,7 @@ class _RootSearch:
         seconds = None if one.until is None else max(0.0, one.until - self._now)
         if kind == "order" and not lane.startswith(SESSION_PREFIX):
             assert job is not None
-            turn = _cause(way, "order", lane, f'its turn in "{lane}"{_more(one.before)}')
+            turn = _cause(way, "order", lane, f'its turn in "{lane}"{before_it(one.before, PAGE)}')
             return await self.of(job, way, one.before) or [turn]
         if kind in _RELATIONS and job is not None:
             return await self._next(job, _RELATIONS[kind].format(lane=lane), way)
@@ -127,7 +131,7 @@ class _RootSearch:
             root = f"{job} {dead.name!r} of its session, which is dead: {dead.error}"
             return [_cause(way, kind, lane, root, jobs=(job,), advice=f"requeue or purge {job}")]
         if kind == "handler":
-            if not [info for info in await self._lanes.instances() if lives(info, self._now)]:
+            if not [info for info in await self._lanes.instances() if lives(info) is not False]:
                 return [_no_instance(way, lane)]
             root = f"no live instance has the handler {status.name!r}"
             advice = f"start a worker with the handler {status.name!r}"
@@ -175,7 +179,9 @@ class _RootSearch:
         waits = [one for one in found if one not in own]
         if waits and most == 1:
             return waits
-        slots = _cause(way, kind, lane, root + _more(before), jobs=(holder,), advice=remedy)
+        slots = _cause(
+            way, kind, lane, root + before_it(before, PAGE), jobs=(holder,), advice=remedy
+        )
         return [slots, *waits]
 
     def _body(self, status: DurableStatus, info: InstanceInfo | None, way: _Way) -> Cause:
@@ -199,7 +205,7 @@ class _RootSearch:
     async def _instance(self, status: DurableStatus) -> InstanceInfo | None:
         """Return the live instance that runs a job; or of a job that waits, one that lives."""
         for info in await self._lanes.instances():
-            if status.instance in (None, info.id) and lives(info, self._now):
+            if status.instance in (None, info.id) and lives(info) is not False:
                 return info
         return None
 
@@ -212,7 +218,8 @@ class _RootSearch:
     async def _rate(self, name: str, seconds: float | None, way: _Way, before: int) -> Cause:
         limit = await self._limit(name)
         rates = () if limit is None else limit.rates
-        root = f'rate of "{name}": {", ".join(rate.in_words for rate in rates)}{_more(before)}'
+        words = ", ".join(rate.in_words for rate in rates)
+        root = f'rate of "{name}": {words}{before_it(before, PAGE)}'
         assert seconds is not None
         counted = [rate for rate in rates if rate.unit == REQUESTS]
         later = max((rate.per / rate.limit * before for rate in counted), default=0.0)
@@ -230,13 +237,6 @@ class _RootSearch:
 
 def _no_instance(way: _Way, lane: str) -> Cause:
     return _cause(way, "instance", lane, "no instance lives", advice="start a worker")
-
-
-def _more(before: int) -> str:
-    """Return how many jobs are before it, in words."""
-    if before >= PAGE:
-        return f", {PAGE:,} or more before it"
-    return f", {before:,} before it" if before else ""
 
 
 def _cause(

@@ -416,8 +416,9 @@ def _instances(answer: Sequence[Any]) -> list[InstanceInfo]:
             tuple(names),
             running,
             dict(pairs_of(lanes)),
+            bool(alive),
         )
-        for id, host, pid, since, until, names, running, lanes in answer
+        for id, host, pid, since, until, names, running, lanes, alive in answer
     ]
 
 

@@ -77,7 +77,8 @@ class AllInstances(Question[list[InstanceInfo]]):
         for info in queues.tables.instances():
             runs = queues.tables.running(info.id)
             lanes = Counter(job.lane for job in runs[:PAGE])
-            found.append(attrs.evolve(info, running=len(runs), lanes=dict(lanes)))
+            alive = queues.is_alive(info.id)
+            found.append(attrs.evolve(info, running=len(runs), lanes=dict(lanes), alive=alive))
         return found
 
 

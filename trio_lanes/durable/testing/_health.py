@@ -38,6 +38,14 @@ class HealthStories:
             assert await opened.health() == ()
             bench.open("a", "b")
 
+    async def test_an_instance_is_alive_as_long_as_it_has_its_lease(self, bench: Bench) -> None:
+        if not (bench.store().leased and bench.virtual):
+            return  # its lease lasts as long as it does, or the time is real
+        async with bench.playing(lease_ttl=10.0), bench.lanes(worker=False) as asking:
+            for seconds, alive in ((9.0, True), (2.0, False)):
+                await bench.advance(seconds, asking)
+                assert [one.alive for one in await asking.instances()] == [alive]
+
     async def test_it_is_a_problem_that_nothing_serves_a_lane(self, bench: Bench) -> None:
         if not bench.virtual:
             return

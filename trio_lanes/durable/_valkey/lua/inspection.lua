@@ -69,7 +69,7 @@ function READS.all_instances()
     end
     answer[#answer + 1] = {
       flat[at], info.host, info.pid, int(info.since), flat[at + 1], info.names,
-      ask('ZCARD', ROOT .. 'run:' .. flat[at]), pairs_of(of_lanes),
+      ask('ZCARD', ROOT .. 'run:' .. flat[at]), pairs_of(of_lanes), is_alive(flat[at]) and 1 or 0,
     }
   end
   return answer
