@@ -15,7 +15,7 @@ from trio_lanes.command import _page, main
 from trio_lanes.monitor import serve_monitor
 
 PROBLEM = {"kind": "pause", "lane": "main", "text": "main is paused", "advice": "resume it"}
-ROOT = {"job": 7, "chain": [[5, "of its session"]], "text": "its body", "advice": "cancel 5"}
+ROOT = {"line": "7 ← 5 of its session ← its body", "advice": "cancel 5"}
 JOB = {"state": "waiting", "roots": [ROOT]}
 RUNS = {"state": "running", "roots": []}
 

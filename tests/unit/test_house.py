@@ -36,7 +36,7 @@ MAX_LINES = {
     "aio": 1_345,
     "replay": 1_050,
     "durable": 200,
-    "durable/acts": 1_185,  # 20 of them promote a parked job, 10 are runs by lane and live leases
+    "durable/acts": 1_190,  # 20 of them promote a parked job, 10 are runs by lane and live leases
     "durable/_contract": 1_350,
     # 250 of them find the root of a wait, which no store has a rule for; 150 say what is wrong, and
     # what failed
@@ -76,7 +76,7 @@ MAX_LINES = {
 # Of these, 1,450 are for asyncio, 3,000 for the roots of waits, for where waits went, for what is
 # wrong and what failed, on the page, in the core and over stores (600 of them are stories of the
 # suite), 250 for affinity
-MAX_IN_ALL = 57_590
+MAX_IN_ALL = 57_605
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

@@ -100,7 +100,9 @@ class Overdue:
             first, since = jobs[0]
             logger.warning(
                 "lane %r: the body of job %d %r%s goes on %.1f s after it was asked to stop",
-                *(lane.name, first.id, first.name),
+                lane.name,
+                first.id,
+                first.name,
                 f" (and of {len(jobs) - 1} others)" if jobs[1:] else "",
                 now - since,
             )

@@ -132,10 +132,15 @@ class WaitWarnings:
             if {cause.kind for cause in causes} <= {"rate", "pause"}:
                 return
             wanted = len(lane.slot_requests)
+            lent = f", lent slots wanted back: {wanted}" if wanted else ""
             logger.warning(
                 "lane %r: %d waiting%s, the longest for %.1f s; %r, job %s",
-                *(lane.name, lane.waiting, f", lent slots wanted back: {wanted}" * bool(wanted)),
-                *(waited, oldest.name, ", and ".join(map(str, causes))),
+                lane.name,
+                lane.waiting,
+                lent,
+                waited,
+                oldest.name,
+                ", and ".join(map(str, causes)),
             )
 
     def _quiet_until(self, lane: LaneActor) -> float:

@@ -46,8 +46,7 @@ async def why(url: str, headers: Mapping[str, str], ids: Sequence[int]) -> Answe
             elif not roots:
                 lines.append(f"job {id} is {story['state']}; nothing keeps it waiting")
             for root in roots:
-                way = [str(root["job"]), *(f"{job} {what}" for job, what in root["chain"])]
-                lines += why_lines(" ← ".join([*way, root["text"]]), root["advice"])
+                lines += why_lines(root["line"], root["advice"])
     return Answer(found, lines, NO if None in found else DONE)
 
 

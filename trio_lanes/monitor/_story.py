@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
+import attrs
 import trio
 
 from trio_lanes import Cause, Job, JobState, Lane, Lanes, SessionLane
@@ -87,11 +88,12 @@ def _listed(
 
 def root_of(cause: Cause) -> Frame:
     """Return the root of a wait, and the way to it, for the page."""
-    when = "" if cause.seconds is None else f", in about {cause.seconds:,.1f} s"
+    root = str(attrs.evolve(cause, chain=())).removeprefix(f"{cause.job} ← ")
     return {
+        "line": clipped(cause, 1000),
         "job": cause.job,
         "chain": [(number, clipped(relation)) for number, relation in cause.chain],
-        "text": clipped(cause.root, 300) + when,
+        "text": clipped(root, 300),
         "jobs": cause.jobs[:_MAX_HOLDERS],
         "advice": None if cause.advice is None else clipped(cause.advice, 300),
     }

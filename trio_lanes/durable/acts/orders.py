@@ -282,8 +282,13 @@ class Requeue(PortionedAct):
         for job in jobs:
             queues.tables.update(
                 job,
-                **dict.fromkeys(("attempts", "crashes", "crashes_alone", "crashed_with"), 0),
-                **dict.fromkeys(("cancel", "due", "why")),
+                attempts=0,
+                crashes=0,
+                crashes_alone=0,
+                crashed_with=0,
+                cancel=None,
+                due=None,
+                why=None,
             )
             queues.revive(job)
         return _portion(jobs, limit)
