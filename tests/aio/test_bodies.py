@@ -262,6 +262,31 @@ def test_a_task_factory_makes_the_tasks_of_bodies_between_acts() -> None:
     assert [name for name in names if name[:3] == "job"] == ["job 0", "job 1", "job 2"]
 
 
+# Python 3.12 has a factory that runs the first step of a task where it is made
+FACTORIES = [None, *(getattr(asyncio, n) for n in ("eager_task_factory",) if hasattr(asyncio, n))]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_body_may_cancel_its_own_job_in_its_first_step(factory: Any) -> None:
+    async def body() -> None:
+        job = current_job()
+        assert job is not None
+        assert job.cancel("enough")
+        await asyncio.sleep(1)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(factory)
+        async with open_lanes({"main": 1}) as lanes:
+            with pytest.raises(JobCancelledError):
+                await lanes.run(body)
+            with pytest.raises(JobTimeoutError):
+                await lanes.run(asyncio.sleep, 5, timeout=1)
+            assert await lanes.run(asyncio.sleep, 1, "value") == "value"
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
 async def test_submit_nowait_is_refused_at_the_call_when_a_lane_is_full() -> None:
     async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
         lanes.submit_nowait(asyncio.sleep, 1)

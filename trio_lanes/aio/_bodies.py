@@ -31,6 +31,7 @@ from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
 from ._bridge import cancel
+from ._guest import this_task
 
 _NOT_RETURNED: Final = object()
 
@@ -131,15 +132,17 @@ class AsyncioBody:
         scheduler.running[job] = job
         context.run(enter_job, job)
         self.value: Any = _NOT_RETURNED  # that it has returned
-        self.task: Final = bodies.loop.create_task(self._run(), name=job.name, context=context)
-        self.task.add_done_callback(self._done)
         job._scope = self
         if job._options.limits_run:
             self.deadline = job._deadline
             scheduler.overdue.expect(job)
+        # a factory may run the first step of the body here
+        self.task = bodies.loop.create_task(self._run(), name=job.name, context=context)
+        self.task.add_done_callback(self._done)
 
     async def _run(self) -> None:
         job = self.job
+        self.task = this_task()
         self.has_begun, job._task = True, self
         try:
             if self._bodies.scheduler.workers.wraps:
