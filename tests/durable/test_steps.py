@@ -21,7 +21,8 @@ async def test_submissions_of_one_transaction_need_the_step_that_claims_them_and
 ) -> None:
     # a clock that stands still: a worker also looks now and then, and a machine may be slow
     store = SqliteStore(tmp_path / "jobs.db", patience=PATIENCE)
-    all_run, over, writer_goes_on = trio.Event(), trio.Event(), threading.Event()
+    all_run, over = trio.Event(), trio.Event()
+    writer_waits, writer_goes_on = threading.Event(), threading.Event()
     running: list[Any] = []
     asked: list[tuple[int, int]] = []  # how many ends, how much room
 
@@ -34,8 +35,9 @@ async def test_submissions_of_one_transaction_need_the_step_that_claims_them_and
     async def echo(payload: Any) -> Any:
         return payload
 
-    async def hold() -> None:
-        await store._transact(lambda engine: writer_goes_on.wait(PATIENCE))
+    def hold(engine: object) -> None:
+        writer_waits.set()
+        writer_goes_on.wait(PATIENCE)
 
     async def note(number: int, finished: Sequence[Finish], room: int) -> Step:
         asked.append((len(finished), room))
@@ -49,8 +51,8 @@ async def test_submissions_of_one_transaction_need_the_step_that_claims_them_and
         step = store.step
         monkeypatch.setattr(store, "step", note)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hold)
-            await wait_all_tasks_blocked()
+            nursery.start_soon(store._transact, hold)
+            await trio.to_thread.run_sync(writer_waits.wait, PATIENCE)
             for n in range(3):
                 nursery.start_soon(lanes.submit, "held", n)
             await wait_all_tasks_blocked()
