@@ -1,5 +1,7 @@
 """Lanes for Trio: ordered work per session, bounded work over all of them, inside one nursery."""
 
+__version__ = "1.0.0rc1"
+
 from ._actors.job import Blocker as Blocker
 from ._actors.job import Job as Job
 from ._actors.options import JobOptions as JobOptions

@@ -60,11 +60,13 @@ def open_lanes(
     in the block.
 
     Args:
-      lanes: the global lanes. A number is a `LaneConfig` with that concurrency; a `LaneConfig`
-        without ``concurrency`` runs one job at a time. A name that ends with ``*`` is a template: a
-        lane whose name matches it comes to life and goes as session lanes do. ``"session:vip"``
-        configures that session, ``"session:probe-*"`` each session whose key matches; for a
-        session, a number changes only the concurrency.
+      lanes: the global lanes; by default those of an agent gateway: ``"main"`` for turns of people,
+        ``"cron"`` for what a clock starts, ``"subagent"`` for what turns start and wait for. A
+        number is a `LaneConfig` with that concurrency; a `LaneConfig` without ``concurrency`` runs
+        one job at a time. A name that ends with ``*`` is a template: a lane whose name matches it
+        comes to life and goes as session lanes do. ``"session:vip"`` configures that session,
+        ``"session:probe-*"`` each session whose key matches; for a session, a number changes only
+        the concurrency.
       sessions: the configuration of all other session lanes.
       groups: global lanes that share a budget and rate limits, by the groups' names.
       instruments: hooks; see `LaneInstrument`.

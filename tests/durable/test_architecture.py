@@ -167,7 +167,7 @@ def test_a_name_that_the_door_does_not_have_is_an_attribute_error() -> None:
     [
         ("PostgresStore", "psycopg", r"pip install 'trio-lanes\[postgres\]'"),
         ("ValkeyStore", "coredis.connection", r"pip install 'trio-lanes\[valkey\]'"),
-        ("ValkeyStore", "a module of this library", "lost"),
+        ("ValkeyStore", "trio_lanes.durable._valkey.lost", "lost"),
     ],
 )
 def test_a_store_whose_extra_is_missing_says_what_to_install(

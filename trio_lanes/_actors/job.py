@@ -450,6 +450,11 @@ class Job(Generic[T_co]):
         """
         return self._keeper.cancel(self, reason)
 
+    if not TYPE_CHECKING:  # where a checker says it before
+
+        def __await__(self) -> NoReturn:
+            raise TypeError("a Job is not awaited itself: write 'await job.wait()'")
+
     async def wait(self) -> T_co:
         """Wait until it has settled, and return the value of its body. A checkpoint.
 

@@ -68,11 +68,17 @@ class LaneConfig:
     """Seconds by which a body may outlive its cancellation before ``job_overdue`` is called."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether it begins paused, until `resume` or until `configure` changes this."""
-    timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
+    timeout: float = attrs.field(
+        default=math.inf, converter=_check.or_inf, validator=_check.field(_check.seconds)
+    )
     """Seconds that a job of it may run, unless the job has its own ``timeout``."""
-    queue_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
+    queue_timeout: float = attrs.field(
+        default=math.inf, converter=_check.or_inf, validator=_check.field(_check.seconds)
+    )
     """Seconds that a job bound for it may wait, unless the job has its own ``queue_timeout``."""
-    idle_timeout: float = attrs.field(default=math.inf, validator=_check.field(_check.seconds))
+    idle_timeout: float = attrs.field(
+        default=math.inf, converter=_check.or_inf, validator=_check.field(_check.seconds)
+    )
     """Seconds that a job of it may run without progress, unless it has its own ``idle_timeout``."""
     log_failures: bool = attrs.field(default=True, validator=_check.field(_check.boolean))
     """Whether the failure of a job is logged if it is never retrieved. Probe lanes never log it."""
@@ -162,12 +168,12 @@ class MapOptions(TypedDict, total=False):
     """The owner that it counts for in a `fair` lane, and in ``clear``; its session by default."""
     delay: float
     """Seconds after which it takes its place in its queue; it is WAITING until then."""
-    timeout: float
-    """Seconds that it may *run*, counted from its start."""
-    queue_timeout: float
+    timeout: float | None
+    """Seconds that it may *run*, counted from its start; None, as `math.inf`: no timeout."""
+    queue_timeout: float | None
     """Seconds that it may *wait*, over both layers; 0: it starts in this call or not at all, or,
     in a call by a hook or a callback, right after that."""
-    idle_timeout: float
+    idle_timeout: float | None
     """Seconds that it may run without ``current_job().progress()``."""
     warn_after: float
     """Seconds of waiting after which a warning is given; by default the global lane's."""
@@ -217,9 +223,9 @@ NO_EXTRAS: Final = ExtraOptions()
 _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "owner": _check.hashable,
     "delay": _check.finite_seconds,
-    "timeout": _check.seconds,
-    "queue_timeout": _check.seconds,
-    "idle_timeout": _check.seconds,
+    "timeout": _check.timeout,
+    "queue_timeout": _check.timeout,
+    "idle_timeout": _check.timeout,
     "warn_after": _check.optional_seconds,
     "on_wait": _check.optional_sync,
     "cost": lambda _, value: costs_of(value),
@@ -239,7 +245,7 @@ def rare_options(given: Mapping[str, Any]) -> ExtraOptions:
     options = ExtraOptions()
     for name, value in given.items():
         if name not in _CHECKS:
-            raise TypeError(f"JobOptions.__init__() got an unexpected keyword argument {name!r}")
+            raise _check.unknown_option(name, JobOptions.__annotations__)
         setattr(options, name, _CHECKS[name](name, value))
     if options.timeout != math.inf or options.idle_timeout != math.inf:
         options.limits_run = True

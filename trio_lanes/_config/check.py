@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn
 
 import attrs
@@ -49,6 +49,16 @@ def seconds(field: str, value: Any) -> float:
     if not 0 <= value <= _MAX_SECONDS and value != math.inf:  # also true of NaN
         raise ValueError(f"{field} must be seconds from 0 up that fit a float, got {value!r}")
     return value
+
+
+def or_inf(value: float | None) -> float:
+    """`math.inf` for None: a timeout of None is none at all."""
+    return math.inf if value is None else value
+
+
+def timeout(field: str, value: Any) -> float:
+    """A length of time from 0 up, or None, which is `math.inf`."""
+    return seconds(field, or_inf(value))
 
 
 def positive_seconds(field: str, value: Any) -> float:
@@ -127,6 +137,18 @@ def field(check: Callable[[str, Any], object]) -> Callable[[Any, Any, Any], None
         check(attribute.name, value)
 
     return validate
+
+
+def unknown_option(name: str, known: Iterable[str]) -> TypeError:
+    """The error for a keyword of a submission that is no option: the nearest one, and the cure."""
+    from difflib import get_close_matches  # slow to import, and rarely needed
+
+    nearest = get_close_matches(name, known, 1)
+    meant = f"; did you mean {nearest[0]!r}?" if nearest else "."
+    return TypeError(
+        f"there is no option {name!r}{meant} "
+        "Keyword arguments of the function itself are given by functools.partial"
+    )
 
 
 def refuse_like_trio(fn: object, returned: object = None) -> NoReturn:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, _AsyncGeneratorContextManager
 from functools import wraps
 from types import TracebackType
-from typing import NoReturn, ParamSpec, TypeVar, final
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, final
 
 from trio.lowlevel import enable_ki_protection
 
@@ -29,6 +29,14 @@ def not_iterable(self: object) -> NoReturn:
     raise TypeError(
         "this is an async context manager, not an async iterator: write "
         "'async with lanes.map(...) as results:', and 'async for result in results:' inside it"
+    )
+
+
+def not_entered(self: object, name: str) -> NoReturn:
+    """Refuse, as `__getattr__`, the easiest mistake of all: to use lanes that are not open."""
+    raise AttributeError(
+        f"this is an async context manager and has no {name!r}: write "
+        f"'async with open_lanes(...) as lanes:', and 'lanes.{name}' inside it"
     )
 
 
@@ -50,6 +58,9 @@ class _Protected(_AsyncGeneratorContextManager[T_co]):
         return await super().__aexit__(kind, error, traceback)
 
     __aiter__ = not_iterable
+
+    if not TYPE_CHECKING:  # where it would allow each name
+        __getattr__ = not_entered
 
 
 def protected_context(

@@ -20,14 +20,14 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Final, NoReturn, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast, final
 
 import outcome
 import trio
 from trio.lowlevel import Abort
 
 from .._config.errors import JobCancelledError
-from .._config.protected import not_iterable
+from .._config.protected import not_entered, not_iterable
 from .._waiting.current import enter_job, job_here, jobs_by_task
 from ._guest import come_again, enter_guest, guest_here, this_task, wait_for
 
@@ -141,6 +141,9 @@ class Hosted(AbstractAsyncContextManager[T]):
         self._interrupted = False  # whether Trio has cancelled it
 
     __aiter__ = not_iterable
+
+    if not TYPE_CHECKING:  # where it would allow each name
+        __getattr__ = not_entered
 
     def cancel(self) -> None:
         """Cancel the block of Trio's."""

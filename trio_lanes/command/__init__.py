@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from .._config.extras import how_to_install
+
 if TYPE_CHECKING:
     from ..durable import Store
 
@@ -20,10 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``trio-lanes`` with arguments, by default of this process. Return the exit code."""
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
-        print(
-            f"trio-lanes: this needs {' and '.join(missing)}: pip install 'trio-lanes[command]'",
-            file=sys.stderr,
-        )
+        print(how_to_install("trio-lanes", " and ".join(missing), "command"), file=sys.stderr)
         return 2
     from ._cli import run
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from .. import RateLimit
+from .._config.extras import how_to_install
 from .._config.names import SESSION_PREFIX
 from ..durable._options.names import checked_name
 from ._exits import CommandError
@@ -114,4 +115,4 @@ def check_package() -> None:
       CommandError: if it is not.
     """
     if find_spec("httpx2") is None:
-        raise CommandError("this needs httpx2: pip install 'trio-lanes[command]'")
+        raise CommandError(how_to_install("this", "httpx2", "command"))

@@ -4,6 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from .._config.extras import needs_extra
 from ._contract.errors import DurableJobError as DurableJobError
 from ._contract.errors import EventGapError as EventGapError
 from ._contract.errors import JobDeadError as JobDeadError
@@ -76,23 +77,13 @@ if TYPE_CHECKING:
     from ._valkey.store import ValkeyStore as ValkeyStore
 else:  # a type checker that sees `__getattr__` would accept any name
     _STORES = {"PostgresStore": "_postgres", "SqliteStore": "_sqlite", "ValkeyStore": "_valkey"}
-    _EXTRAS = {"psycopg": "postgres", "coredis": "valkey"}
 
     def __getattr__(name: str) -> object:
         """Import a store at its first use: a program with another store lacks its database."""
         if name not in _STORES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
+        with needs_extra(name, _STORES[name].strip("_")):
             module = import_module(f".{_STORES[name]}.store", __name__)
-        except ModuleNotFoundError as error:
-            needed = str(error.name).partition(".")[0]
-            if needed not in _EXTRAS:
-                raise
-            raise ImportError(
-                f"{name} needs {needed}: install it with: pip install "
-                f"'trio-lanes[{_EXTRAS[needed]}]'",
-                name=needed,
-            ) from error
         store = globals()[name] = getattr(module, name)
         store.__module__ = __name__
         return store
@@ -103,7 +94,7 @@ else:  # a type checker that sees `__getattr__` would accept any name
     # `import *` would leave out a name that is not imported yet; it imports every store of which
     # the extra is here
     _public = {name for name in __dir__() if not name.startswith("_")}
-    _public -= {"TYPE_CHECKING", "import_module", "find_spec", "store"}
+    _public -= {"TYPE_CHECKING", "import_module", "find_spec", "needs_extra", "store"}
     _needed = {"PostgresStore": "psycopg", "ValkeyStore": "coredis"}
     _public -= {store for store, package in _needed.items() if find_spec(package) is None}
     globals()["__all__"] = sorted(_public)

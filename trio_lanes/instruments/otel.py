@@ -49,13 +49,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
-from opentelemetry import context, metrics, trace
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
 from trio_lanes import Job, JobState
 from trio_lanes.durable import DurableRun
 
+from .._config.extras import needs_extra
 from ._figures import FIGURES, WAIT_BY_CAUSE, Figure, LaneFigures, error_of, outcome_label
+
+with needs_extra(__name__, "otel"):
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 _NAME: Final = "trio_lanes"
 _LANE: Final = "trio_lanes.lane"

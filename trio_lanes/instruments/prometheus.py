@@ -49,14 +49,10 @@ from weakref import ref
 
 import attrs
 import trio
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from trio_lanes import Job, JobState, Lanes, context_free
 
+from .._config.extras import needs_extra
 from ._figures import (
     ABANDONED,
     BODIES_OVERDUE,
@@ -76,6 +72,17 @@ from ._figures import (
     RareFigures,
     outcome_label,
 )
+
+with needs_extra(__name__, "prometheus"):
+    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+    from prometheus_client.utils import floatToGoString
 
 _SUCCEEDED: Final = JobState.SUCCEEDED  # looking it up in the class is dear
 _BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)

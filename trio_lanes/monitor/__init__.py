@@ -20,7 +20,11 @@ While a viewer looks, ended jobs leave a record in a ring (`_records`), up to a 
 frame. Actions are plain POSTs (`_actions`).
 """
 
-from ._app import monitor as monitor
-from ._guard import Authorize as Authorize
-from ._guard import Role as Role
-from ._serve import serve_monitor as serve_monitor
+from .._config.extras import needs_extra
+
+with needs_extra(__name__, "monitor"):
+    from ._app import monitor as monitor
+    from ._guard import Authorize as Authorize
+    from ._guard import Role as Role
+    from ._serve import serve_monitor as serve_monitor
+del needs_extra

@@ -130,7 +130,7 @@ class DurableLanes(HasEnd):
         key: str | None = None,
         delay: float = 0.0,
         run_at: float | None = None,
-        timeout: float = math.inf,
+        timeout: float | None = math.inf,
         retry: RetryPolicy | None = None,
         cost: int | Mapping[str, int] = 1,
     ) -> DurableJob:
@@ -147,7 +147,7 @@ class DurableLanes(HasEnd):
           delay: seconds after which the job joins the tail of its session.
           run_at: the Unix time at which it does, in place of ``delay``. If the
             clock is set later, a SQLite store follows it; see the page about durability.
-          timeout: seconds that an attempt may run.
+          timeout: seconds that an attempt may run; None: no timeout.
           retry: the job's own policy, except ``retry_on``, which is always the worker's.
           cost: what each start of the job, a retry included, takes from the rates of its lane and
             group. A whole number is requests; a mapping is by unit, and costs one request unless it
@@ -189,7 +189,7 @@ class DurableLanes(HasEnd):
         key: str | None,
         delay: float,
         run_at: float | None,
-        timeout: float,
+        timeout: float | None,
         retry: RetryPolicy | None,
         cost: int | Mapping[str, int],
     ) -> SubmittedJob:
@@ -215,7 +215,7 @@ class DurableLanes(HasEnd):
             key=None if key is None else checked_name("key", key),
             delay=delay,
             run_at=run_at,
-            timeout=_check.seconds("timeout", timeout),
+            timeout=_check.timeout("timeout", timeout),
             retry=None if policy is None else policy.to_json(),
             cost=checked_cost(cost),
             headers=self._headers(),

@@ -31,7 +31,7 @@ class Submission:
     key: str | None = None
     delay: float = 0.0
     run_at: float | None = None
-    timeout: float = math.inf
+    timeout: float = attrs.field(default=math.inf, converter=_check.or_inf)
     retry: RetryPolicy | None = None
     cost: int | Mapping[str, int] = 1
 
