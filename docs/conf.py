@@ -21,7 +21,14 @@ author = "The trio-lanes authors"
 release = version_of("trio-lanes")
 version = release
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib_trio"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinxcontrib_trio",
+]
 root_doc = "index"
 exclude_patterns = [
     "_build",
@@ -31,6 +38,7 @@ exclude_patterns = [
 ]  # pages include these
 
 html_theme = "furo"
+html_favicon = "icon.svg"
 html_title = f"trio-lanes {release}"
 html_copy_source = False
 html_show_copyright = False

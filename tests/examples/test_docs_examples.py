@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import runpy
 import subprocess
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "docs" / "howto").glob("*.md"))
 EXAMPLES = [
     path
-    for folder in ("tutorial", "howto")
+    for folder in ("first", "tutorial", "howto")
     for path in sorted((ROOT / "examples" / folder).glob("*.py"))
 ]
 WITH_OUTPUT = [path for path in EXAMPLES if path.with_suffix(".txt").exists()]
@@ -45,12 +46,20 @@ def name(path: Path) -> str:
 @pytest.mark.many_seeds(5)
 @pytest.mark.parametrize("path", [path for path in WITH_OUTPUT if path != ALONE], ids=name)
 def test_an_example_prints_what_its_page_shows(
-    path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = None
     if path.name not in IN_REAL_TIME:
         clock = trio.testing.MockClock(autojump_threshold=0)
-    trio.run(runpy.run_path(str(path))["main"], clock=clock)
+    monkeypatch.chdir(tmp_path)  # where one of them makes its store
+    main = runpy.run_path(str(path))["main"]
+    if path.name == "in_asyncio.py":
+        asyncio.run(main())
+    else:
+        trio.run(main, clock=clock)
     assert capsys.readouterr().out == path.with_suffix(".txt").read_text("utf-8")
 
 

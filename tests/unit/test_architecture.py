@@ -96,8 +96,9 @@ def test_the_packages_of_the_core_have_at_most_10640_lines() -> None:
     # Raised by 170: ends and errors that were lost, doubled or unclear before need these lines;
     # by 60, because the meters of rate limits are those of the durable stores, too; by 170 for the
     # second direction of the search for deadlocks, its invariant in words, and what the log and
-    # `blocked_by` say of a lent slot that does not come back; by 80 for what errors teach; by 250 for the methods of actors and
-    # groups, which alone change their data, the table of the words of slots, and of reasons; by 750
+    # `blocked_by` say of a lent slot that does not come back; by 80 for what errors teach; by 250
+    # for the methods of actors and groups, which alone change their data, the table of the words of
+    # slots, and of reasons; by 750
     # for the roots of waits, overdue bodies without an instrument, and where each wait went; by 60
     # for bodies that run outside of Trio, in the loop of which Trio is the guest; by 120 for
     # what is wrong with lanes, in a line each.
