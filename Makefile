@@ -131,6 +131,7 @@ chaos: $(call set,test)
 PYRIGHT := PATH="$(abspath $(BIN)):$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
 
 check: $(STAMP) $(NODE) docs
+	node tools/search_site.mjs docs/_build tools/searches.json
 	node_modules/.bin/tsc -p tsconfig.json
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -140,7 +141,7 @@ check: $(STAMP) $(NODE) docs
 
 # The site is docs/_build/index.html. No network is needed.
 docs: $(call set,docs)
-	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build
+	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build
 
 bench: $(call set,bench)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,8 +1,8 @@
 """What one namespace of a Valkey server carries: `python -m benchmarks.scale [--jobs 1000000]`.
 
-It prints the rows of `docs/scale.md`: the memory of a waiting job, the time of a cycle (accepted,
-claimed, ended) with few and with very many waiting jobs, and the processor time of a job at the
-server and at the client.
+It prints the rows of `docs/design-durable.md`: the memory of a waiting job, the time of a cycle
+(accepted, claimed, ended) with few and with very many waiting jobs, and the processor time of a job
+at the server and at the client.
 """
 
 from __future__ import annotations

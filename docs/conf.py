@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import re
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -15,6 +16,8 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.pycode import ModuleAnalyzer
 
 import trio_lanes
+
+ROOT: Final = Path(__file__).parents[1]
 
 project = "trio-lanes"
 author = "The trio-lanes authors"
@@ -27,6 +30,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_llms_txt",
     "sphinxcontrib_trio",
 ]
 root_doc = "index"
@@ -40,9 +44,15 @@ exclude_patterns = [
 html_theme = "furo"
 html_favicon = "icon.svg"
 html_title = f"trio-lanes {release}"
-html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
+
+# llms.txt lists the pages, llms-full.txt has their sources, with the programs that they include
+llms_txt_title = "trio-lanes"
+llms_txt_summary = (
+    "Lanes for Trio and asyncio: ordered work per session, bounded work over all of them."
+)
+llms_txt_exclude = ["changelog", "design*", "performance-table*"]
 
 # What is shown of a file ends before its last two empty lines.
 highlight_options = {"default": {"stripnl": True}}
@@ -159,9 +169,29 @@ def _find_what_is_written_under_fields() -> None:
     public.tagorder.update(order)
 
 
+def _show_programs(app: Sphinx, exception: Exception | None) -> None:
+    """Put the programs into llms-full.txt that its pages include."""
+    full = Path(app.outdir) / "llms-full.txt"
+    if not full.exists():  # of another builder
+        return
+
+    def included(directive: re.Match[str]) -> str:
+        path, options = directive[1].lstrip("./"), directive[2]
+        text = (ROOT / path).read_text("utf-8")
+        if start := re.search(":start-at: (.*)", options):
+            text = text[text.index(start[1]) :]
+        if end := re.search(":end-before: (.*)", options):
+            text = text[: text.index(end[1])]
+        return f"```{'text' if path.endswith('.txt') else ''}\n{text.strip()}\n```"
+
+    directive = re.compile(r"```{literalinclude} (\S+)\n(.*?)```", re.S)
+    full.write_text(directive.sub(included, full.read_text("utf-8")), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     _find_what_is_written_under_fields()
     app.connect("autodoc-process-signature", _show_signature)
     app.connect("autodoc-process-docstring", _read_docstring)
     app.connect("missing-reference", _find_public_name)
+    app.connect("build-finished", _show_programs, priority=900)  # after llms-full.txt is written
