@@ -17,6 +17,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable._rules.tables import INSTANCES
 
 
 async def sleeps(payload: Any) -> Any:
@@ -124,7 +125,7 @@ async def test_a_lease_that_is_lost_in_a_drain_does_not_let_it_claim(
         await wait_all_tasks_blocked()
         lanes.close()
         (instance,) = await lanes.instances()
-        store._tables.drop_instance(instance.id)
+        store._tables.put(INSTANCES, instance.id, None)
         await trio.sleep(60)
         assert (await lanes.instances())[0].id != instance.id
         assert (await first.status()).state is DurableState.WAITING

@@ -20,6 +20,7 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable._rules.tables import INSTANCES
 from trio_lanes.durable.acts.inspection import StatusOf
 from trio_lanes.durable.acts.runs import Checkpoint
 from trio_lanes.durable.testing._bench import Played, opening
@@ -184,7 +185,7 @@ async def test_an_instance_whose_lease_was_ended_by_others_finds_out_at_its_next
         job = await lanes.submit("sleeps", 10)
         await wait_all_tasks_blocked()
         (before,) = await lanes.instances()
-        store._tables.drop_instance(before.id)
+        store._tables.put(INSTANCES, before.id, None)
         assert await job.wait() == "slept 10"
         (after,) = await lanes.instances()
         assert after.id != before.id
@@ -216,7 +217,7 @@ async def test_a_lost_run_can_neither_finish_nor_checkpoint_nor_lend(
         run = current_job()
         assert run is not None
         if len(heard) < 2:
-            (instance,) = store._tables.instances()
+            (instance,) = store._tables.of(INSTANCES).values()
             for record in store._tables.running(instance.id):
                 record.fence += 1000  # as another claim does
         return await shielded(payload)
@@ -239,9 +240,8 @@ async def test_a_run_that_was_found_lost_is_forgiven_when_its_process_is_back() 
         (claim,) = (await store.step([], 2)).claims
         other = Played(store.another())
         async with other.open(opening(max_crashes=1, hold=True)):
-            store._tables.put_instance(
-                _with_lease(store._tables.instances()[0], trio.current_time())
-            )
+            (info,) = store._tables.of(INSTANCES).values()
+            store._tables.put(INSTANCES, info.id, _with_lease(info, trio.current_time()))
             await other.join()  # finds out
             status = await store.look(StatusOf(id))
             assert status is not None

@@ -14,6 +14,7 @@ from trio_lanes.durable import LaneLimit, Opening, SubmittedJob
 from trio_lanes.durable._contract.state import WAITING
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._rules.job_record import JobRecord
+from trio_lanes.durable._rules.tables import INSTANCES
 from trio_lanes.durable._sql.list_front import ListFront
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
@@ -162,5 +163,5 @@ def test_an_act_that_was_undone_can_be_done_again(engine: Engine) -> None:
     for undone in (True, False):
         tables.begin()
         later.remove_instance("later")
-        assert tables.instances() == []
+        assert not tables.of(INSTANCES)
         tables.rollback() if undone else tables.commit(0.0)

@@ -15,7 +15,7 @@ from trio_lanes.durable import (
     SubmittedJob,
     open_durable_lanes,
 )
-from trio_lanes.durable._rules.answers import Answers
+from trio_lanes.durable._rules.answers import RemembersAnswers
 from trio_lanes.durable._rules.tables import LastStep
 from trio_lanes.durable.acts.inspection import AllInstances
 from trio_lanes.durable.testing._bench import Played, opening
@@ -246,29 +246,35 @@ async def test_a_join_that_comes_late_brings_no_incarnation_back(mock_clock: Moc
 
 
 def test_answers_are_remembered_for_five_minutes_or_until_they_are_too_many() -> None:
-    answers = Answers(most=2)
-    answers.put("a", [1], 0.0)
-    assert answers.get("a", 299.0) == ([1],)
-    assert answers.get("a", 300.0) is None
-    answers.put("b", None, 1.0)
-    answers.put("c", 3, 2.0)
-    assert answers.get("a", 2.0) is None
-    assert answers.get("b", 2.0) == (None,)
-    answers.put("d", 4, 302.0)
-    assert [answers.get(ticket, 302.0) for ticket in "bcd"] == [None, None, (4,)]
+    answers = RemembersAnswers()
+    answers._most_answers = 2
+    answers.put_answer("a", [1], 0.0)
+    assert answers.answer("a", 299.0) == ([1],)
+    assert answers.answer("a", 300.0) is None
+    answers.put_answer("b", None, 1.0)
+    answers.put_answer("c", 3, 2.0)
+    answers.commit_answers()
+    assert answers.answer("a", 2.0) is None
+    assert answers.answer("b", 2.0) == (None,)
+    answers.put_answer("d", 4, 302.0)
+    answers.commit_answers()
+    assert [answers.answer(ticket, 302.0) for ticket in "bcd"] == [None, None, (4,)]
+    assert [*answers._old_answers] == ["d"]
 
 
 def test_answers_and_steps_of_an_undone_transaction_are_forgotten() -> None:
-    answers = Answers()
+    answers = RemembersAnswers()
     first, second = LastStep(1, 10, ()), LastStep(2, 20, ())
-    answers.put("kept", 1, 0.0)
-    answers.put_step("me", first)
-    answers.commit()
-    answers.put("undone", 2, 0.0)
-    answers.put_step("me", second)
-    answers.put_step("you", first)
-    answers.put_step("me", None)
-    answers.undo()
-    assert answers.get("kept", 0.0) == (1,)
-    assert answers.get("undone", 0.0) is None
-    assert answers.steps == {"me": first}
+    answers.put_answer("kept", 1, 0.0)
+    answers.put_last_step("me", first)
+    answers.commit_answers()
+    answers.put_answer("undone", 2, 0.0)
+    answers.put_last_step("me", second)
+    answers.put_last_step("you", first)
+    assert (answers.last_step("me"), answers.last_step("you")) == (second, first)
+    answers.put_last_step("me", None)
+    assert answers.last_step("me") is None
+    answers.undo_answers()
+    assert answers.answer("kept", 0.0) == (1,)
+    assert answers.answer("undone", 0.0) is None
+    assert (answers.last_step("me"), answers.last_step("you")) == (first, None)

@@ -9,22 +9,21 @@ from hypothesis import example, given, settings
 
 from trio_lanes import LaneGroup, RateLimit
 from trio_lanes._limits.rate import Rates
-from trio_lanes.durable._contract.records import GroupLimit, LaneLimit
+from trio_lanes.durable._contract.records import GroupLimit
 from trio_lanes.durable._memory.tables import MemoryTables
 from trio_lanes.durable._rules.rates import (
     ONE_REQUEST,
     charge,
     from_json,
     give_back,
-    group_from_json,
-    group_to_json,
-    lane_meters,
+    meters_of,
     ready_at,
     replace,
     to_json,
 )
 from trio_lanes.durable._sqlite import schema
 from trio_lanes.durable._sqlite.tables import SqliteTables
+from trio_lanes.durable._wire.codec import decode, encode
 
 AMOUNTS = st.sampled_from([0.5, 1, 1.5, 2, 3, 4.5, 7, 10, 30])
 PERS = st.sampled_from([0.1, 1.0, 3.0, 7.7, 60.0])
@@ -72,7 +71,7 @@ def test_a_store_starts_a_job_exactly_when_the_core_would(
     rates: list[RateLimit], starts: Starts
 ) -> None:
     tables, core = MemoryTables(), Rates(rates)
-    meters = lane_meters("main", LaneLimit(1, rates=core.limits))
+    meters = meters_of("lane main", core.limits)
     now, charged = 1e9, list[tuple[float, dict[str, int]]]()
     for wait, costs, correction in starts:
         expected = core.ready_at(costs, now)
@@ -110,7 +109,7 @@ def test_a_store_keeps_one_mark_more_than_the_window_has_starts(
     limit: int, starts: list[tuple[float, int]]
 ) -> None:
     tables, now = MemoryTables(), 1e9
-    (meter,) = lane_meters("main", LaneLimit(1, rates=(sliding(limit),)))
+    (meter,) = meters_of("lane main", (sliding(limit),))
     for wait, cost in starts:
         now = max(now + wait, ready_at(tables, [meter], {"requests": cost}))
         charge(tables, [meter], {"requests": cost}, now)
@@ -128,8 +127,8 @@ def test_a_limit_that_replaces_another_goes_on_with_its_past(
     first: RateLimit, second: RateLimit, waits: list[float]
 ) -> None:
     tables, core, now = MemoryTables(), Rates([first]), 1e9
-    old = lane_meters("main", LaneLimit(1, rates=(first,)))
-    new = lane_meters("main", LaneLimit(1, rates=(second,)))
+    old = meters_of("lane main", (first,))
+    new = meters_of("lane main", (second,))
     for wait in waits:
         now += wait
         core.charge(ONE_REQUEST, now)
@@ -150,7 +149,7 @@ def test_limits_are_written_down_and_read_back() -> None:
     rates = (RateLimit(5, 1.5, algorithm="sliding"), RateLimit(7, burst=0.5, unit="tokens"))
     assert from_json(to_json(rates)) == rates
     for group in (GroupLimit(("a", "b"), 3, {"a": 1}, rates), GroupLimit(())):
-        assert group_from_json(group_to_json(group)) == group
+        assert decode(encode(group)) == group
     assert LaneGroup(["a"]).concurrency == GroupLimit(("a",)).concurrency
 
 

@@ -7,6 +7,7 @@ from trio.testing import MockClock
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import EventGapError, MemoryStore, current_job, open_durable_lanes
 from trio_lanes.durable._rules.history import forgiven
+from trio_lanes.durable._rules.tables import INSTANCES
 from trio_lanes.durable.acts import runs
 
 
@@ -94,7 +95,7 @@ async def test_a_lost_run_can_neither_take_jobs_nor_say_nor_hear_anything(
     async def talk_on(payload: object) -> None:
         run = current_job()
         assert run is not None
-        (instance,) = store._tables.instances()
+        (instance,) = store._tables.of(INSTANCES).values()
         for record in store._tables.running(instance.id):
             record.fence += 1000  # as another claim does
         with trio.CancelScope(shield=True):

@@ -24,7 +24,8 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._contract.tickets import new_ticket
-from trio_lanes.durable._rules.rates import lane_meters, lane_of
+from trio_lanes.durable._rules.rates import lane_of, meters_of
+from trio_lanes.durable._rules.tables import FAIR_TURNS, LIMITS
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.orders import Pause
 from trio_lanes.durable.testing._bench import Played
@@ -81,12 +82,12 @@ async def test_a_store_in_memory_forgets_lanes_without_jobs(autojump_clock: Mock
         await store.join()
         await run_all(store)
         assert {lane_of(key) for key in tables.meters()} == {"main", "tenant:a", "tenant:b c"}
-        assert len(tables.turns()) > 5
-        assert sorted(tables.lanes()) == ["main", "tenant:*", "tenant:c"]
+        assert len(tables.of(FAIR_TURNS)) > 5
+        assert sorted(tables.of(LIMITS)) == ["main", "tenant:*", "tenant:c"]
         await forget(store)
         assert list(tables.meters()) == []
-        assert of_tenants(tables.turns()) == []
-        assert sorted(tables.lanes()) == ["main", "tenant:*"]
+        assert of_tenants(tables.of(FAIR_TURNS)) == []
+        assert sorted(tables.of(LIMITS)) == ["main", "tenant:*"]
 
 
 def of_tenants(turns: Collection[str]) -> list[str]:
@@ -124,7 +125,7 @@ async def test_a_file_forgets_lanes_without_jobs(tmp_path: Path, autojump_clock:
 @pytest.mark.parametrize("name", ["a", "a gcra 0", "a sliding 1 tokens", "lane", "two\nlines"])
 def test_the_key_of_a_meter_names_its_lane(name: str) -> None:
     rates = (RateLimit(1), RateLimit(1, unit="gcra 0"), RateLimit(1, unit="0", algorithm="sliding"))
-    meters = lane_meters(name, LaneLimit(1, rates=rates))
+    meters = meters_of(f"lane {name}", rates)
     assert {lane_of(meter.key) for meter in meters} == {name}
     assert len({meter.key for meter in meters}) == 3
 

@@ -29,6 +29,7 @@ from trio_lanes.durable._postgres.link import PostgresLink
 from trio_lanes.durable._postgres.listener import Listener
 from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable._rules.engine import MAX_FORGOTTEN
+from trio_lanes.durable._rules.tables import PAUSES
 from trio_lanes.durable.acts.jobs import Enqueue
 
 from .server import Server
@@ -178,7 +179,7 @@ async def test_a_client_that_stands_still_in_a_transaction_is_ended_by_the_serve
     def stand_still(engine: Any) -> None:
         token.run_sync_soon(begun.set)
         trio.from_thread.run(go_on.wait, trio_token=token)
-        engine.tables.put_pause("s", 1.0)
+        engine.tables.put(PAUSES, "s", 1.0)
 
     async def stand() -> None:
         with pytest.raises(StoreUnavailableError):
@@ -246,7 +247,7 @@ async def test_an_act_that_fails_halfway_is_undone_and_the_others_are_done(
     store = PostgresStore(server.dsn(), namespace=namespace)
 
     def halfway(engine: Any) -> None:
-        engine.tables.put_pause("s", 1.0)
+        engine.tables.put(PAUSES, "s", 1.0)
         raise ZeroDivisionError
 
     async def fail() -> None:
@@ -259,7 +260,7 @@ async def test_an_act_that_fails_halfway_is_undone_and_the_others_are_done(
                 nursery.start_soon(fail)
                 nursery.start_soon(lanes.submit, "a")
         assert (await lanes.statistics()).waiting == 3
-        assert await store._read(lambda queues: queues.tables.pause_of("s")) is None
+        assert await store._read(lambda queues: queues.tables.of(PAUSES).get("s")) is None
 
 
 async def test_an_error_of_the_program_is_not_taken_for_one_of_the_server(

@@ -74,7 +74,7 @@ LUA_ONLY = {
 PYTHON_ONLY = {
     "affinity": "ticket_of",
     "blockers": "blockers known",
-    "budget": "Budget._limit Budget.meters Budget.may_return",
+    "budget": "Budget._limit Budget.meters",
     "claims": """
         is_paused size FairTurns.get read first pop ready LaneTurn._suspect LaneTurn.put_passed
     """,
@@ -92,8 +92,7 @@ PYTHON_ONLY = {
     "orders": "replace portion",
     "queues": "rules forget_effects advance wait_again",
     "rates": """
-        lane_meters group_meters quota_meters meters lane_of costs_of counted put
-        to_json from_json group_to_json group_from_json
+        meters_of lane_of costs_of counted put to_json from_json
     """,
 }
 """What Lua leaves to another file or to the client, and what it needs not."""

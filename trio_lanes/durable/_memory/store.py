@@ -71,7 +71,7 @@ class MemoryStore(EngineStore):
         try:
             result = engine.once(ticket, act)
         finally:
-            self._tables.commit()
+            self._tables.commit_answers()  # nothing is undone
         for store in self._open:
             elsewhere = store is not self and engine.look_elsewhere
             store._announce(engine.accepted, engine.news, engine.look or elsewhere)

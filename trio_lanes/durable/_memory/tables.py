@@ -14,11 +14,13 @@ from typing import Any, Final, final
 from ..._limits.meters import Mark, Marks, put
 from .._contract.records import Selection
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING
-from .._rules.answers import Answers, RemembersAnswers
-from .._rules.job_record import LENT_SLOT, ON_LIST, WANTS_SLOT, JobRecord
+from .._rules.answers import RemembersAnswers
+from .._rules.counts import COUNTED, Counts
+from .._rules.job_record import ON_LIST, JobRecord
 from .._rules.request import Request
-from .._rules.settings import SETTING_KINDS, Settings
-from .._rules.tables import ListItem
+from .._rules.running import Running
+from .._rules.settings import Settings
+from .._rules.tables import PAUSES, SETTING_KINDS, ListItem
 
 
 @final
@@ -26,10 +28,11 @@ class MemoryTables(RemembersAnswers, Settings):
     """An implementation of `Tables` over a dict."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
         self._lists: Final[dict[str, dict[int, ListItem]]] = {}
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
-        self._settings = {kind: {} for kind in SETTING_KINDS}
+        self._settings = {kind.name: {} for kind in SETTING_KINDS}
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
         self._refilled_at: Final[
             dict[str, float]
@@ -37,7 +40,6 @@ class MemoryTables(RemembersAnswers, Settings):
         self._number = 0
         self._identity: Final = uuid.uuid4().hex
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
-        self._answers = Answers()
 
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
@@ -86,17 +88,6 @@ class MemoryTables(RemembersAnswers, Settings):
         )
         return sorted(jobs, key=_ready)[:limit]
 
-    def has_waiting(self, lane: str, name: str) -> bool:
-        return any(
-            job.state is WAITING and job.lane == lane and job.name == name
-            for job in self._jobs.values()
-        )
-
-    def waiting_lanes(self, names: Collection[str]) -> Iterable[str]:
-        return {
-            job.lane for job in self._jobs.values() if job.state is WAITING and job.name in names
-        }
-
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         due = [
             job
@@ -115,7 +106,7 @@ class MemoryTables(RemembersAnswers, Settings):
 
     def next_due(self) -> float | None:
         parked = (_due(job) for job in self._jobs.values() if job.state is PARKED)
-        pauses = (until for until in self.pauses().values() if until < float("inf"))
+        pauses = (until for until in self.of(PAUSES).values() if until < float("inf"))
         return min((*parked, *pauses), default=None)
 
     def next_over(self) -> float | None:
@@ -126,18 +117,12 @@ class MemoryTables(RemembersAnswers, Settings):
             job for job in self._jobs.values() if job.state is RUNNING and job.instance == instance
         ]
 
-    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
-        runs = [job for job in self.running(instance) if job.lent != LENT_SLOT]
-        return len(runs), [job for job in runs if job.crashed_with]
-
-    def cancelled_running(self, instance: str) -> list[JobRecord]:
-        return [job for job in self.running(instance) if job.cancel is not None]
-
-    def slots_used(self, lane: str) -> int:
-        return sum(
-            job.state is RUNNING and job.lane == lane and not job.lent
-            for job in self._jobs.values()
-        )
+    def runs(self) -> Running:
+        runs = Running()
+        for job in self._jobs.values():
+            if job.state is RUNNING:
+                runs.put(job)
+        return runs
 
     def first_holder(self, lane: str) -> JobRecord | None:
         holding = (
@@ -157,21 +142,6 @@ class MemoryTables(RemembersAnswers, Settings):
             for other in self._jobs.values()
         )
         return min(before, limit)
-
-    def running_lanes(self) -> Iterable[str]:
-        return {
-            job.lane
-            for job in self._jobs.values()
-            if job.state is RUNNING and job.lent != LENT_SLOT
-        }
-
-    def slot_requests(self, lane: str) -> list[JobRecord]:
-        requests = (
-            job
-            for job in self._jobs.values()
-            if job.state is RUNNING and job.lane == lane and job.lent == WANTS_SLOT
-        )
-        return sorted(requests, key=lambda job: job.fence)
 
     def clearable(
         self, lane: str | None, session: str | None, before: int, limit: int
@@ -240,13 +210,9 @@ class MemoryTables(RemembersAnswers, Settings):
     def requests_of(self, instance: str | None) -> list[Request]:
         return [one for one in self._requests.values() if instance in (None, one.instance)]
 
-    def waiting_for(self, lane: str) -> int:
-        return sum(
-            job.state in (WAITING, PARKED) and job.lane == lane for job in self._jobs.values()
-        )
-
-    def counts(self) -> Counter[tuple[str, str, str]]:
-        return Counter((job.lane, job.state.value, job.name) for job in self._jobs.values())
+    def counts(self) -> Counts:
+        live = (job for job in self._jobs.values() if job.state in COUNTED)
+        return Counts(Counter((job.lane, job.state.value, job.name) for job in live).items())
 
     def sessions(self) -> int:
         return len({job.session for job in self._jobs.values() if job.place is not None})
@@ -271,10 +237,6 @@ class MemoryTables(RemembersAnswers, Settings):
     def forget_marks(self, meter: str) -> None:
         self._marks.pop(meter, None)
         self._refilled_at.pop(meter, None)
-
-    def commit(self) -> None:
-        """End a transaction, which cannot be undone."""
-        self._answers.commit()
 
     def forget_unused(self, now: float) -> None:
         for meter in [meter for meter, until in self._refilled_at.items() if until <= now]:

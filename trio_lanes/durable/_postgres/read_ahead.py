@@ -17,15 +17,15 @@ from typing import Any, Final, final
 from .._contract.protocol import STEP_BYTES
 from .._rules.affinity import ticket_of
 from .._rules.claims import PRIORITIES, bytes_of
+from .._rules.counts import Counts
 from .._rules.engine_store import Lookups
 from .._rules.job_record import JobRecord
+from .._rules.running import Running
 from .._sql.cache import place_of, ready_of
-from .._sql.counts import Counts
 from .._sql.list_front import ListFront
 from .._sql.rows import COLUMNS, SELECT, Cursor, Rows
-from .._sql.running import SPECIAL, Running
 from .._sql.small_tables import SETTINGS
-from .._sql.tables import COUNTS, DUE, SqlTables
+from .._sql.tables import COUNTS, DUE, SPECIAL, SqlTables
 
 QUEUE_FRONT: Final = 4
 """How many jobs of a session's queue are read at once."""

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -27,6 +26,7 @@ from .._contract.errors import StoreError, StoreVersionError, older_schema, othe
 from .._options.names import LONGEST_NAME
 from .._sql.schema import KEYED, TABLES
 from .._sql.statements import hashed, of_postgres
+from .._wire.codec import decode
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -318,10 +318,11 @@ def _living(connection: psycopg.Connection) -> str:
     """Return the processes that have a lease."""
     found = connection.execute(
         "SELECT data FROM settings, meta WHERE kind = 'instance'"
-        " AND (data::json ->> 3)::double precision > greatest(clock, store_time()) ORDER BY data"
+        " AND (data::json -> 'v' ->> 4)::double precision > greatest(clock, store_time())"
+        " ORDER BY data"
     )
-    instances = [json.loads(data) for (data,) in found]
-    return ", ".join(f"process {pid} on {host}" for host, pid, *_ in instances)
+    instances = [decode(data) for (data,) in found]
+    return ", ".join(f"process {info.pid} on {info.host}" for info in instances)
 
 
 def _exists(connection: psycopg.Connection, namespace: str) -> bool:

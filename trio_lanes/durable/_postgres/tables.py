@@ -32,10 +32,11 @@ from .._options.submission import check_submitted
 from .._rules.engine_store import Lookups
 from .._rules.queues import FORGET_EVERY
 from .._rules.rates import ONE_REQUEST
-from .._rules.tables import LastStep
+from .._rules.tables import STEPS, LastStep
 from .._sql.rows import Cursor, Row, Values
 from .._sql.statements import Many
 from .._sql.tables import number_at
+from .._wire.codec import decode, encode
 from .read_ahead import ANSWERED, ReadAhead
 from .rows import PostgresRows, by_column
 
@@ -250,7 +251,7 @@ class PostgresTables(ReadAhead):
         super()._flush()
         if self._new_answers:
             new = self._new_answers.items()
-            rows = [(ticket, until, json.dumps(answer)) for ticket, (until, answer) in new]
+            rows = [(ticket, until, encode(answer)) for ticket, (until, answer) in new]
             self._execute_many(_PUT_ANSWERS, rows)
             self._new_answers.clear()
 
@@ -274,11 +275,10 @@ class PostgresTables(ReadAhead):
     # ---- answers that may be asked for again
 
     def last_step(self, instance: str) -> LastStep | None:
-        step: LastStep | None = self._of("step").get(instance)
-        return step
+        return self.of(STEPS).get(instance)
 
     def put_last_step(self, instance: str, step: LastStep | None) -> None:
-        self._put("step", instance, step)
+        self.put(STEPS, instance, step)
 
     def answer(self, ticket: str, now: float) -> tuple[Any] | None:
         fresh = self._new_answers.get(ticket)
@@ -287,7 +287,7 @@ class PostgresTables(ReadAhead):
         if ticket not in self._answers:
             self._read_answers([ticket], self._execute(ANSWERED, ([ticket],)))
         until, data = self._answers[ticket]
-        return None if until <= now else (json.loads(data),)
+        return None if until <= now else (decode(data),)
 
     def put_answer(self, ticket: str, answer: Any, now: float) -> None:
         self._new_answers[ticket] = now + REMEMBERED_FOR, answer

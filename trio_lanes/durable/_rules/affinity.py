@@ -16,6 +16,7 @@ from typing import Final, final
 
 from .job_record import JobRecord
 from .queues import Queues
+from .tables import INSTANCES
 
 
 def note_home(queues: Queues, job: JobRecord) -> None:
@@ -35,7 +36,7 @@ class Homes:
 
     def __init__(self, queues: Queues, instance: str) -> None:
         self._queues: Final = queues
-        self._names: Final = {info.id: info.names for info in queues.tables.instances()}
+        self._names: Final = {info.id: info.names for info in queues.tables.of(INSTANCES).values()}
         self._room: Final[dict[str, int]] = {}  # {another one: how many more jobs are left to it}
         for id in self._names.keys() - {instance}:
             last = queues.tables.last_step(id)

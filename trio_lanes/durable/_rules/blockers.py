@@ -23,6 +23,7 @@ from .claims import FairTurns, LaneTurn, is_paused
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, JobRecord
 from .queues import Queues
 from .request import Request
+from .tables import INSTANCES, PAUSES
 
 
 def blockers(queues: Queues, id: int) -> tuple[DurableBlocker, ...] | None:
@@ -67,7 +68,7 @@ def _of_waiting(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
         return
     if job.session is not None:
         lane = resolve_session_lane(job.session)
-        until = queues.tables.pause_of(job.session)
+        until = queues.tables.of(PAUSES).get(job.session)
         if until is not None and until > queues.now:
             yield DurableBlocker("pause", lane, until=_known(until))
         head = queues.tables.head(job.session)
@@ -89,12 +90,14 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     if is_paused(limit, now):
         yield DurableBlocker("pause", lane, until=_known(limit.paused_until))
     live = [
-        info for info in tables.instances() if info.lease_until > now and job.name in info.names
+        info
+        for info in tables.of(INSTANCES).values()
+        if info.lease_until > now and job.name in info.names
     ]
     if not live:
         yield DurableBlocker("handler", lane)
     most = queues.max_runs_with(job)
-    if live and all(tables.run_count_and_suspects(info.id)[0] >= most for info in live):
+    if live and all(tables.runs().count_and_suspects(info.id)[0] >= most for info in live):
         yield DurableBlocker("suspect", lane)
     is_next = True
     if job.ready is not None and job.shelf == ON_LIST:

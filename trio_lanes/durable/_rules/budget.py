@@ -18,7 +18,7 @@ from .._contract.records import GroupLimit, LaneLimit
 from . import rates
 from .job_record import JobRecord
 from .lane_limits import label_of, limit_of
-from .tables import Tables
+from .tables import GROUPS, LIMITS, Tables
 
 Refusal: TypeAlias = Literal["concurrency", "group", "reservation"]
 
@@ -34,12 +34,12 @@ class Budget:
     def __init__(self, tables: Tables, now: float) -> None:
         self._tables: Final = tables
         self._now: Final = now
-        self._lanes: Final[Mapping[str, LaneLimit]] = tables.lanes()
+        self._lanes: Final[Mapping[str, LaneLimit]] = tables.of(LIMITS)
         self._limits: Final[dict[str, LaneLimit | None]] = {}
         self._used: Final[dict[str, int]] = {}
         self._groups: Final[dict[str, _GroupUse]] = {
             member: group
-            for group in (_GroupUse(*item) for item in tables.groups().items())
+            for group in (_GroupUse(*item) for item in tables.of(GROUPS).items())
             for member in group.limit.members
         }
         self._meters_of: Final[dict[str, list[rates.Meter]]] = {}
@@ -61,7 +61,8 @@ class Budget:
         used = self._used.get(lane)
         if used is None:
             # a run that wants its slot back counts as if it held one: it goes before waiting jobs
-            used = self._tables.slots_used(lane) + len(self._tables.slot_requests(lane))
+            runs = self._tables.runs()
+            used = runs.slots_used(lane) + len(runs.slot_requests(lane))
             self._used[lane] = used
         return used
 
@@ -72,7 +73,7 @@ class Budget:
         if group is None:
             return None
         if not group.lanes:  # counted when the first of its members asks
-            used = {*self._tables.running_lanes(), lane}
+            used = {*self._tables.runs().lanes(), lane}
             for other in used:
                 its_member = label_of(self._lanes, other)
                 if its_member is not None and its_member in group.limit.members:
@@ -158,11 +159,12 @@ class Budget:
         return meters
 
     def _meters_by_owner(self, lane: str) -> list[tuple[str, list[rates.Meter]]]:
-        owned = [(lane, rates.lane_meters(lane, self._limit(lane)))]
+        owned = [(lane, rates.meters_of(f"lane {lane}", self._limit(lane).rates))]
         if self._groups:
             group = self._groups.get(label_of(self._lanes, lane) or lane)
             if group is not None:
-                owned.append((group.name, rates.group_meters(group.name, group.limit)))
+                meters = rates.meters_of(f"group {group.name}", group.limit.rates)
+                owned.append((group.name, meters))
         return owned
 
     def rates_until(self, job: JobRecord) -> list[tuple[str, float]]:
@@ -174,16 +176,13 @@ class Budget:
         ]
         return [(owner, time) for owner, time in times if time > self._now]
 
-    def may_return(self, job: JobRecord) -> bool:
-        """Whether a run that wants its slot back may have it now."""
-        return not self.return_refused_by(job)
-
     def return_refused_by(self, job: JobRecord) -> list[tuple[Refusal, str]]:
         """Return what keeps a run from the slot that it wants back, as `refused_by` does.
 
         Such runs return in the order of their fences; reservations and rates do not hold them up.
         """
-        mine = self._tables.slot_requests(job.lane)
+        requests = self._tables.runs().slot_requests()
+        mine = [other for other in requests if other.lane == job.lane]
         # runs that want a slot are counted as used, so they are added to the free slots again
         lane_free = self._limit(job.lane).concurrency - self._use(job.lane) + len(mine)
         if sum(other.fence < job.fence for other in mine) >= lane_free:
@@ -192,7 +191,7 @@ class Budget:
         if found is None:
             return []
         group, _ = found
-        requests = [other for lane in group.lanes for other in self._tables.slot_requests(lane)]
+        requests = [other for other in requests if other.lane in group.lanes]
         ahead = sum(other.fence < job.fence for other in requests)
         return [] if ahead < group.left + len(requests) else [("group", group.name)]
 

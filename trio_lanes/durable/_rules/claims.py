@@ -33,7 +33,7 @@ from .budget import Budget
 from .history import begun, process_key
 from .job_record import HOLDS_SLOT, JobRecord
 from .queues import Queues
-from .tables import Tables
+from .tables import FAIR_TURNS, LIMITS, Tables
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
@@ -86,7 +86,7 @@ class FairTurns:
 
     def __init__(self, tables: Tables) -> None:
         self._tables: Final = tables
-        self._known: Final = tables.turns()
+        self._known: Final = tables.of(FAIR_TURNS)
         self._new: Final[dict[str, str | int]] = {}
 
     @property
@@ -114,16 +114,16 @@ class FairTurns:
         """Write what has changed."""
         for key, value in self._new.items():
             if value != self._known.get(key):
-                self._tables.put_turn(key, value)
+                self._tables.put(FAIR_TURNS, key, value)
 
 
 def forget_turns(tables: Tables) -> None:
     """Forget how often priorities of lanes of templates were passed over that have no jobs."""
-    lanes = tables.lanes()
-    for key in list(tables.turns()):
+    lanes = tables.of(LIMITS)
+    for key in list(tables.of(FAIR_TURNS)):
         kind, *of = key.split(" ", 2)  # "passed", the priority, the lane
-        if kind == "passed" and of[1] not in lanes and not tables.waiting_for(of[1]):
-            tables.put_turn(key, None)
+        if kind == "passed" and of[1] not in lanes and not tables.counts().bound.get(of[1]):
+            tables.put(FAIR_TURNS, key, None)
 
 
 class Claims:
@@ -146,7 +146,8 @@ class Claims:
             return []
         names, isolation = queues.opening.names, self._isolation
         isolation.begin(instance)
-        lanes = sorted(queues.tables.waiting_lanes(names))
+        counts = queues.tables.counts()
+        lanes = sorted({lane for lane, name in counts.waiting if name in names})
         if not lanes:  # as mostly in a step that reports the end of a job
             self.due = isolation.due
             return []
@@ -222,7 +223,7 @@ class _Isolation:
 
     def begin(self, instance: str) -> None:
         """Count the runs of ``instance``."""
-        self._running, suspects = self._queues.tables.run_count_and_suspects(instance)
+        self._running, suspects = self._queues.tables.runs().count_and_suspects(instance)
         self._max_runs, self.due = math.inf, None
         for job in suspects:
             self._restrict(job)
@@ -334,7 +335,8 @@ class LaneTurn:
         """Whether the next job is too large for this step."""
         self.passes_over = False
         """Whether the next job was left to its home, and the one behind it is the next now."""
-        waiting = [name for name in names if queues.tables.has_waiting(lane, name)]
+        lists = queues.tables.counts().waiting
+        waiting = [name for name in names if (lane, name) in lists]
         self._fronts: dict[int, _Front] = {}  # of the priorities that have jobs
         for priority in PRIORITIES if waiting else ():
             front = _Front(queues, lane, priority, waiting)

@@ -49,7 +49,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, TypeVar, final
+from typing import Final, TypeVar, final
 
 import attrs
 
@@ -77,7 +77,7 @@ from .history import forgiven
 from .job_record import JobRecord
 from .lane_limits import configured, limit_of
 from .queues import Queues
-from .tables import LastStep, Tables
+from .tables import GROUPS, INSTANCES, LIMITS, RULES, LastStep, Tables
 
 T = TypeVar("T")
 
@@ -108,26 +108,28 @@ class Engine(Queues):
         self._claims: Final = Claims(self)
         self._forget_lanes_at: float | None = None
         for name, limit in opening.lanes.items():
-            there = tables.lanes().get(name)
+            there = tables.of(LIMITS).get(name)
             if there is None or there.pause_only or (there.proposed and opening.worker):
                 paused_until = limit.paused_until
                 if there is not None and there.paused_until is not None:
                     paused_until = there.paused_until
                 proposed = not opening.worker
-                tables.put_lane(
-                    name, attrs.evolve(limit, paused_until=paused_until, proposed=proposed)
+                tables.put(
+                    LIMITS,
+                    name,
+                    attrs.evolve(limit, paused_until=paused_until, proposed=proposed),
                 )
         if opening.worker:
             self._open_as_worker()
 
     def _open_as_worker(self) -> None:
         tables, opening = self.tables, self.opening
-        grouped = {member for group in tables.groups().values() for member in group.members}
+        grouped = {member for group in tables.of(GROUPS).values() for member in group.members}
         for name, group in opening.groups.items():
-            if name not in tables.groups() and grouped.isdisjoint(group.members):
-                tables.put_group(name, group)
-        if tables.rules() is None:
-            tables.put_rules(opening.rules)
+            if name not in tables.of(GROUPS) and grouped.isdisjoint(group.members):
+                tables.put(GROUPS, name, group)
+        if tables.of(RULES).get("") is None:
+            tables.put(RULES, "", opening.rules)
 
     # ---- acts that may be asked for again
 
@@ -140,8 +142,7 @@ class Engine(Queues):
             return act(self)
         answer = self.tables.answer(ticket, self.now)
         if answer is not None:
-            known: Any = answer[0]  # some tables keep it as JSON, which has no tuples
-            return tuple(known) if isinstance(known, list) else known  # type: ignore[return-value]
+            return answer[0]  # type: ignore[no-any-return]  # it is T
         result = act(self)
         self.tables.put_answer(ticket, result, self.now)
         return result
@@ -183,17 +184,9 @@ class Engine(Queues):
                 self.give_back(job)
         self._drop_instance(former)
         tables, names = self.tables, self.opening.names
-        tables.put_instance(
-            InstanceInfo(
-                instance,
-                self.opening.host,
-                self.opening.pid,
-                self.now,
-                lease_until,
-                tuple(sorted(names)),
-                0,
-            )
-        )
+        host, pid = self.opening.host, self.opening.pid
+        info = InstanceInfo(instance, host, pid, self.now, lease_until, tuple(sorted(names)), 0)
+        tables.put(INSTANCES, instance, info)
         self._reap(instance, all_others=all_others)
         self.look = True
 
@@ -201,15 +194,14 @@ class Engine(Queues):
         """Prolong the lease; return False if it is over."""
         if not self.is_alive(instance):
             return False
-        for info in self.tables.instances():
-            if info.id == instance:
-                self.tables.put_instance(attrs.evolve(info, lease_until=lease_until))
+        info = self.tables.of(INSTANCES)[instance]
+        self.tables.put(INSTANCES, instance, attrs.evolve(info, lease_until=lease_until))
         self._reap(instance, all_others=False)
         return True
 
     def _reap(self, instance: str, *, all_others: bool) -> None:
         """Remove other instances whose lease has expired, or all; give back their jobs."""
-        for info in self.tables.instances():
+        for info in self.tables.of(INSTANCES).values():
             if info.id != instance and (all_others or info.lease_until <= self.now):
                 self.remove_instance(info.id)
 
@@ -239,7 +231,8 @@ class Engine(Queues):
 
     def _drop_instance(self, id: str) -> None:
         lines.end_requests(self, id)
-        self.tables.drop_instance(id)
+        self.tables.put(INSTANCES, id, None)
+        self.tables.put_last_step(id, None)
 
     # ---- accepting
 
@@ -248,13 +241,13 @@ class Engine(Queues):
 
         Answers are kept for a while, and a tuple of numbers costs Python's collector nothing.
         """
-        lanes = self.tables.lanes()
+        lanes = self.tables.of(LIMITS)
         fresh: dict[str, int] = {}  # of this batch, by lane
         keyed: dict[str, SubmittedJob] = {}  # of this batch
         for item in batch:
             limit = limit_of(lanes, item.lane)
             if limit is None:
-                raise UnknownLaneError(item.lane, configured(self.tables.lanes()))
+                raise UnknownLaneError(item.lane, configured(self.tables.of(LIMITS)))
             if item.key is not None:
                 if item.key in keyed:
                     _compare(item, _record(keyed[item.key], self.now))
@@ -269,7 +262,8 @@ class Engine(Queues):
             most = limit.max_waiting
             if most != math.inf:
                 fresh[item.lane] = fresh.get(item.lane, 0) + 1
-                if self.tables.waiting_for(item.lane) + fresh[item.lane] > most:
+                bound = self.tables.counts().bound.get(item.lane, 0)
+                if bound + fresh[item.lane] > most:
                     raise LaneFullError(item.lane, most)
         return tuple(map(self._accept, batch))
 
@@ -349,9 +343,9 @@ class Engine(Queues):
             return
         self._forget_lanes_at = self.now + FORGET_LANES_EVERY
         tables = self.tables
-        for name, limit in tables.lanes().items():
+        for name, limit in tables.of(LIMITS).items():
             if limit.pause_only and (limit.paused_until or 0.0) <= self.now:
-                tables.put_lane(name, None)
+                tables.put(LIMITS, name, None)
         forget_turns(tables)
         tables.forget_unused(self.now)
 
@@ -367,7 +361,7 @@ class Engine(Queues):
         )
 
     def _cancels(self, instance: str) -> tuple[tuple[int, int], ...]:
-        return tuple((job.id, job.fence) for job in self.tables.cancelled_running(instance))
+        return tuple((job.id, job.fence) for job in self.tables.runs().cancelled(instance))
 
     def _finish(self, finish: Finish) -> bool:
         job = self.running_of(finish.id, finish.fence)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -27,6 +20,7 @@ from .._contract.waiter import Waiters
 from . import lines, talk
 from .engine import Engine
 from .queues import Queues
+from .tables import INSTANCES
 
 T = TypeVar("T")
 
@@ -78,9 +72,6 @@ class EngineStore(ABC):
             self._poke.send_nowait(None)
         except trio.WouldBlock:
             pass  # a wake-up is pending already
-
-    async def _wait_for_waiter(self) -> None:
-        await self._waiters.come()
 
     def _wake_waiters(self, ids: Iterable[int] | None = None) -> None:
         """Have tasks that wait for jobs, or for all, read their jobs again.
@@ -169,7 +160,7 @@ class EngineStore(ABC):
 
     async def declare_dead(self, host: str, pid: int) -> None:
         def remove(engine: Engine) -> None:
-            for info in engine.tables.instances():
+            for info in engine.tables.of(INSTANCES).values():
                 if (info.host, info.pid) == (host, pid):
                     engine.remove_instance(info.id)
 

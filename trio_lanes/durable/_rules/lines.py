@@ -19,12 +19,13 @@ Invariants, true between any two transactions:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ... import RateLimit
 from . import rates
 from .queues import Queues
 from .request import Request
+from .tables import QUOTAS
 
 
 def make_request(queues: Queues, line: str, data: str, job: int | None) -> Request:
@@ -35,8 +36,8 @@ def make_request(queues: Queues, line: str, data: str, job: int | None) -> Reque
 
 def remember(queues: Queues, quota: str, limits: Sequence[RateLimit]) -> None:
     """Note the limits of a quota, which say what its marks mean."""
-    if queues.tables.quotas().get(quota) != tuple(limits):
-        queues.tables.put_quota(quota, tuple(limits))
+    if queues.tables.of(QUOTAS).get(quota) != tuple(limits):
+        queues.tables.put(QUOTAS, quota, tuple(limits))
 
 
 def answer_of(queues: Queues, id: int) -> tuple[int, float | None]:
@@ -73,8 +74,7 @@ def release(queues: Queues, id: int, used: bool) -> None:
     _drop(queues, request)
     if request.is_for_quota:
         if request.served is not None and not used:
-            limits, costs = _terms(request)
-            meters = rates.quota_meters(request.line, limits)
+            meters, costs = _terms(request)
             rates.give_back(queues.tables, meters, costs, queues.now, request.served)
         wake_first(queues, request.line)
     else:
@@ -128,8 +128,7 @@ def serve_quota(queues: Queues, line: str) -> tuple[int, float]:
 def first_of(queues: Queues, line: str) -> Request | None:
     """Return the first request that waits; requests of instances without a lease are dropped."""
     while (request := queues.tables.first_request(line, served=False)) is not None:
-        until = queues.tables.lease_of(request.instance)
-        if until is not None and until > queues.now:
+        if queues.is_alive(request.instance):
             break
         _drop(queues, request)
     return request
@@ -144,18 +143,16 @@ def charged(queues: Queues, request: Request) -> bool:
     """Charge a request if the rates of its quota admit it now; return whether they do."""
     if ready_at(queues, request) > queues.now:
         return False
-    limits, costs = _terms(request)
-    meters = rates.quota_meters(request.line, limits)
+    meters, costs = _terms(request)
     rates.charge(queues.tables, meters, costs, queues.now)
     return True
 
 
 def ready_at(queues: Queues, request: Request) -> float:
     """Return when the rates of its quota admit a request."""
-    limits, costs = _terms(request)
-    return rates.ready_at(queues.tables, rates.quota_meters(request.line, limits), costs)
+    return rates.ready_at(queues.tables, *_terms(request))
 
 
-def _terms(request: Request) -> tuple[Sequence[RateLimit], Mapping[str, int]]:
+def _terms(request: Request) -> tuple[list[rates.Meter], rates.Costs]:
     limits, costs = json.loads(request.data)
-    return rates.from_json(limits), costs
+    return rates.meters_of(request.line, rates.from_json(limits)), costs

@@ -29,7 +29,7 @@ from .._contract.state import (
 )
 from .history import ended, error_type, in_one_line
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, SESSION_PAUSED, JobRecord
-from .tables import Tables
+from .tables import INSTANCES, LIMITS, PAUSES, RULES, Tables
 
 MAX_PROMOTED: Final = 1_000
 """How many due jobs one query returns at most."""
@@ -63,7 +63,7 @@ class Queues:
     @property
     def rules(self) -> StoreRules:
         """The rules of the store; this instance's own rules until a worker has set some."""
-        return self.tables.rules() or self.opening.rules
+        return self.tables.of(RULES).get("") or self.opening.rules
 
     def forget_effects(self) -> None:
         """Reset the effects of a transaction: they were announced, or undone."""
@@ -88,7 +88,7 @@ class Queues:
         job.ready = -number if first else number  # negative: before all that joined at the tail
         job.shelf = ON_LIST
         if job.session is not None:
-            until = self.tables.pause_of(job.session)
+            until = self.tables.of(PAUSES).get(job.session)
             if until is not None and until > self.now:
                 job.shelf = SESSION_PAUSED
         self.look = True
@@ -266,7 +266,8 @@ class Queues:
     def promote(self) -> None:
         """Queue the parked jobs that are due, and end the pauses that are over."""
         self._promote(self.tables.parked_due(self.now, MAX_PROMOTED))
-        for session in self.tables.pauses_due(self.now):
+        pauses = self.tables.of(PAUSES).items()
+        for session in [session for session, until in pauses if until <= self.now]:
             self.resume_session(session)
 
     def promote_session(self, session: str) -> None:
@@ -300,7 +301,7 @@ class Queues:
 
     def resume_session(self, session: str) -> None:
         """End the pause of a session; its head has kept its place on the ready list."""
-        self.tables.put_pause(session, None)
+        self.tables.put(PAUSES, session, None)
         head = self.tables.head(session)
         if head is not None and head.shelf == SESSION_PAUSED and head.ready is not None:
             self.tables.update(head, shelf=ON_LIST)
@@ -314,7 +315,7 @@ class Queues:
         due = self.tables.next_due()
         ends = [
             limit.paused_until
-            for limit in self.tables.lanes().values()
+            for limit in self.tables.of(LIMITS).values()
             if limit.paused_until is not None and self.now < limit.paused_until < math.inf
         ]
         ends += [time for time in (due, also) if time is not None]
@@ -340,8 +341,8 @@ class Queues:
 
     def is_alive(self, instance: str) -> bool:
         """Whether an incarnation has its lease. A lost lease never comes back."""
-        until = self.tables.lease_of(instance)
-        return until is not None and until > self.now
+        info = self.tables.of(INSTANCES).get(instance)
+        return info is not None and info.lease_until > self.now
 
     def run_of(self, id: int, fence: int) -> JobRecord | None:
         """Return the job of a run, if the caller has a lease, and the fence is still the run's."""

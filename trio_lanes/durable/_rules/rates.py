@@ -7,7 +7,6 @@ in the store's time. So they hold for all instances, and survive restarts.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,31 +39,18 @@ class Meter(NamedTuple):
     """The arithmetic."""
 
 
-def lane_meters(name: str, limit: LaneLimit) -> list[Meter]:
-    """Return the meters of a lane."""
-    return list(_meters(f"lane {name}", limit.rates))
-
-
-def group_meters(name: str, limit: GroupLimit) -> list[Meter]:
-    """Return the meters of a group."""
-    return list(_meters(f"group {name}", limit.rates))
-
-
-def quota_meters(line: str, limits: Sequence[RateLimit]) -> list[Meter]:
-    """Return the meters of a quota, by the name of its line."""
-    return list(_meters(line, limits))
-
-
-def _meters(owner: str, rates: Sequence[RateLimit]) -> Iterator[Meter]:
+def meters_of(owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
+    """Return the meters of the limits of ``lane NAME``, ``group NAME`` or ``quota NAME``."""
     # numbered by kind, so that a changed limit inherits the marks of its own kind
-    numbers = Counter[str]()
-    for limit in rates:
+    meters, numbers = [], Counter[str]()
+    for limit in limits:
         # quoted, so that `lane_of` finds the name of the lane, whatever blanks it has
         unit = "" if limit.unit == REQUESTS else f" {quote(limit.unit, safe='')}"
         kind = f"{limit.algorithm}{unit}"
         key = f"{owner} {limit.algorithm} {numbers[kind]}{unit}"
-        yield Meter(key, limit.unit, meter_of(limit))
+        meters.append(Meter(key, limit.unit, meter_of(limit)))
         numbers[kind] += 1
+    return meters
 
 
 def lane_of(key: str) -> str | None:
@@ -147,18 +133,6 @@ def from_json(text: str) -> tuple[RateLimit, ...]:
         RateLimit(limit, per, algorithm=algorithm, burst=burst, unit=unit)
         for limit, per, algorithm, burst, unit in json.loads(text)
     )
-
-
-def group_to_json(group: GroupLimit) -> str:
-    """Return the JSON text of a group, as a store keeps it."""
-    most = None if group.concurrency == math.inf else group.concurrency
-    return json.dumps([group.members, most, dict(group.reserve), to_json(group.rates)])
-
-
-def group_from_json(text: str) -> GroupLimit:
-    """Return the group of a text from `group_to_json`."""
-    members, most, reserve, rates = json.loads(text)
-    return GroupLimit(tuple(members), math.inf if most is None else most, reserve, from_json(rates))
 
 
 def check_groups(lanes: Mapping[str, LaneLimit], groups: Mapping[str, GroupLimit]) -> None:

@@ -8,15 +8,19 @@ Tables decide nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, final
 
 import attrs
 
 from ... import RateLimit
 from ..._limits.meters import Marks
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
+from .counts import Counts
 from .job_record import JobRecord
 from .request import Request
+from .running import Running
+
+T = TypeVar("T")
 
 
 class ListItem(NamedTuple):
@@ -43,6 +47,31 @@ class LastStep:
     """The fences of the finishes that came too late."""
     room: int = 0
     """How many more jobs it could have claimed."""
+
+
+@final
+class Kind(Generic[T]):
+    """A kind of setting: a small record, of which the tables have one for each name."""
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+
+
+LIMITS: Final = Kind[LaneLimit]("lane")
+"""The limits of lanes and templates, and the pauses of lanes of templates, in order of names."""
+GROUPS: Final = Kind[GroupLimit]("group")
+RULES: Final = Kind[StoreRules]("rules")
+"""The rules of the store, under the name ``""``, when a worker has set them."""
+PAUSES: Final = Kind[float]("pause")
+"""The paused sessions, and until when they are paused."""
+FAIR_TURNS: Final = Kind[str | int]("turn")
+"""Whose turn it is, as `Claims` keeps it."""
+QUOTAS: Final = Kind[tuple[RateLimit, ...]]("quota")
+"""The quotas from which something was spent, with the limits applied last."""
+INSTANCES: Final = Kind[InstanceInfo]("instance")
+STEPS: Final = Kind[LastStep]("step")
+"""The last steps of instances, in tables that keep them as settings."""
+SETTING_KINDS: Final = (LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, QUOTAS, INSTANCES, STEPS)
 
 
 class Tables(Protocol):
@@ -73,18 +102,6 @@ class Tables(Protocol):
     ) -> list[JobRecord]:
         """Return jobs of a ready list in order, behind place ``after``, without shelved jobs."""
 
-    def has_waiting(self, lane: str, name: str) -> bool:
-        """Whether a lane has waiting jobs for the handler of that name."""
-
-    def waiting_lanes(self, names: Collection[str]) -> Iterable[str]:
-        """Return the lanes that have waiting jobs for the handlers of these names."""
-
-    def turns(self) -> Mapping[str, str | int]:
-        """Return whose turn it is, as `Claims` keeps it."""
-
-    def put_turn(self, key: str, value: str | int | None) -> None:
-        """Set whose turn it is under a key; None: forget it."""
-
     # ---- times
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         """Return the parked jobs that are due, in order of that time.
@@ -93,9 +110,6 @@ class Tables(Protocol):
         """
 
     def forget_due(self, now: float, limit: int) -> int: ...
-    def pauses_due(self, now: float) -> list[str]:
-        """Return the sessions whose pause is over."""
-
     def next_due(self) -> float | None:
         """Return when the next parked job or the end of a pause is due."""
 
@@ -104,15 +118,8 @@ class Tables(Protocol):
 
     # ---- runs
     def running(self, instance: str) -> list[JobRecord]: ...
-    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
-        """Return how many runs of an instance have not lent their slots, and its suspects.
-
-        A suspect is a run of a job that has run in a crash: its ``crashed_with`` is not 0.
-        """
-
-    def cancelled_running(self, instance: str) -> list[JobRecord]: ...
-    def slots_used(self, lane: str) -> int:
-        """Return how many runs hold a slot of a lane: the size of a set, never a counter."""
+    def runs(self) -> Running:
+        """Return the sets of running jobs; they may follow the changes of this transaction."""
 
     def first_holder(self, lane: str) -> JobRecord | None:
         """Return the run that was claimed first of those that hold a slot of a lane."""
@@ -122,12 +129,6 @@ class Tables(Protocol):
 
         They are of higher priority, or stand before it in the lists of its own.
         """
-
-    def running_lanes(self) -> Iterable[str]:
-        """Return the lanes of which a run holds a slot or wants it back."""
-
-    def slot_requests(self, lane: str) -> list[JobRecord]:
-        """Return the runs of a lane that want their slots back, in order of their fences."""
 
     # ---- selections
     def clearable(
@@ -174,17 +175,9 @@ class Tables(Protocol):
     def requests_of(self, instance: str | None) -> list[Request]:
         """Return the requests of an instance, or with None all, in order of their numbers."""
 
-    def quotas(self) -> Mapping[str, tuple[RateLimit, ...]]:
-        """Return the quotas from which something was spent, with the limits applied last."""
-
-    def put_quota(self, name: str, limits: tuple[RateLimit, ...]) -> None: ...
-
     # ---- sums
-    def waiting_for(self, lane: str) -> int:
-        """Return how many jobs of a lane are waiting or parked."""
-
-    def counts(self) -> Mapping[tuple[str, str, str], int]:
-        """Return {(lane, state, name): how many jobs}."""
+    def counts(self) -> Counts:
+        """Return how many jobs have not ended; the numbers may follow, as `runs` does."""
 
     def sessions(self) -> int:
         """Return how many sessions have a queued job."""
@@ -203,20 +196,16 @@ class Tables(Protocol):
     def put_answer(self, ticket: str, answer: Any, now: float) -> None:
         """Keep the answer of an act for `REMEMBERED_FOR` seconds from now."""
 
-    # ---- limits, rules and instances
+    # ---- settings, and marks of rates
     def identity(self) -> str:
         """Return the store's identity, which it got when it was made."""
 
-    def rules(self) -> StoreRules | None:
-        """Return the rules of the store; None: no worker has set them yet."""
+    def of(self, kind: Kind[T]) -> Mapping[str, T]:
+        """Return the settings of a kind, by name."""
 
-    def put_rules(self, rules: StoreRules) -> None: ...
-    def lanes(self) -> Mapping[str, LaneLimit]:
-        """Return the limits of lanes and templates, and the pauses of lanes of templates."""
+    def put(self, kind: Kind[T], name: str, value: T | None) -> None:
+        """Set a setting; None: forget it."""
 
-    def put_lane(self, name: str, limit: LaneLimit | None) -> None: ...
-    def groups(self) -> Mapping[str, GroupLimit]: ...
-    def put_group(self, name: str, group: GroupLimit | None) -> None: ...
     def marks(self, meter: str) -> Marks:
         """Return the marks of a rate limit, in the order in which they were put."""
 
@@ -232,15 +221,6 @@ class Tables(Protocol):
         """
 
     def forget_marks(self, meter: str) -> None: ...
-    def pauses(self) -> Mapping[str, float]:
-        """Return the paused sessions, and until when they are paused."""
-
-    def pause_of(self, session: str) -> float | None: ...
-    def put_pause(self, session: str, until: float | None) -> None: ...
-    def instances(self) -> list[InstanceInfo]: ...
-    def lease_of(self, instance: str) -> float | None: ...
-    def put_instance(self, info: InstanceInfo) -> None: ...
-    def drop_instance(self, id: str) -> None: ...
     def forget_unused(self, now: float) -> None:
         """Forget the marks of rate limits that are replenished, and counts of 0.
 

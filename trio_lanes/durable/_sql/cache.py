@@ -16,18 +16,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias, final
 
-from .._contract.state import DEAD, ENDED, PARKED, RUNNING, WAITING, DurableState
+from .._contract.state import ENDED, PARKED, RUNNING, DurableState
+from .._rules.counts import COUNTED, Counts, Key
 from .._rules.job_record import ON_LIST, JobRecord
-from .counts import Counts, Key
+from .._rules.running import Running
 from .list_front import ListFront
-from .running import Running
 
 QUEUES_KEPT: Final = 2_000
 """How many queues are cached; with more, all fronts are dropped."""
 PAYLOADS: Final = 32 * 1024 * 1024
 """How many characters of payloads may be read before all cached fronts are dropped."""
 NEVER: Final = math.inf
-COUNTED: Final = frozenset({WAITING, PARKED, RUNNING, DEAD})
 
 _Move: TypeAlias = tuple[str, str, DurableState | None, DurableState | None]
 """(lane, handler's name, state before, state after)"""

@@ -7,22 +7,22 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from ..._limits.meters import Mark, Marks, put
-from .._contract.records import InstanceInfo, LaneLimit, StoreRules
-from .._rules.rates import from_json, group_from_json, group_to_json, to_json
 from .._rules.request import Request
-from .._rules.settings import SETTING_KINDS, Settings
-from .._rules.tables import LastStep, ListItem
+from .._rules.settings import Settings
+from .._rules.tables import SETTING_KINDS, Kind, ListItem
+from .._wire.codec import decode, encode
 from .rows import Execute, Row, Values
 from .statements import Many
+
+T = TypeVar("T")
 
 SETTINGS: Final = "SELECT kind, name, data FROM main.settings"
 _PUT_SETTINGS: Final = Many(
@@ -102,33 +102,30 @@ class SmallTables(Settings, ABC):
 
     # ---- settings
 
-    def _read_settings(self, rows: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
-        settings: dict[str, dict[str, Any]] = {kind: {} for kind in SETTING_KINDS}
+    def _read_settings(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        settings: dict[str, dict[str, Any]] = {kind.name: {} for kind in SETTING_KINDS}
         parsed = {}
         for kind, name, data in sorted(rows):  # lanes take turns in the order of their names
             before = self._parsed.get((kind, name))
             if before is None or before[0] != data:
-                before = data, _CODECS[kind][1](name, data)
+                before = data, decode(data)
             parsed[kind, name] = before
             settings[kind][name] = before[1]
         self._parsed, self._settings = parsed, settings
-        return settings
 
-    def _of(self, kind: str) -> dict[str, Any]:
-        of = self._settings.get(kind)
-        return self._read_settings(self._execute(SETTINGS))[kind] if of is None else of
+    def of(self, kind: Kind[T]) -> Mapping[str, T]:
+        if not self._settings:
+            self._read_settings(self._execute(SETTINGS))
+        return self._settings[kind.name]
 
-    def _put(self, kind: str, name: str, value: Any) -> bool:
-        changed = super()._put(kind, name, value)
-        if changed:
-            key = kind, name
-            for many in (_PUT_SETTINGS, _DROP_SETTINGS):
-                self._unwritten[many].pop(key, None)
-            if value is None:
-                self._write(_DROP_SETTINGS, key, key)
-            else:
-                self._write(_PUT_SETTINGS, key, (*key, _CODECS[kind][0](value)))
-        return changed
+    def _put_text(self, kind: str, name: str, value: Any) -> None:
+        key = kind, name
+        for many in (_PUT_SETTINGS, _DROP_SETTINGS):
+            self._unwritten[many].pop(key, None)
+        if value is None:
+            self._write(_DROP_SETTINGS, key, key)
+        else:
+            self._write(_PUT_SETTINGS, key, (*key, encode(value)))
 
     def identity(self) -> str:
         return str(self._execute("SELECT store FROM main.meta").fetchone()[0])
@@ -235,43 +232,3 @@ class SmallTables(Settings, ABC):
             " (SELECT meter FROM main.marks GROUP BY meter HAVING max(until) <= :now)",
             {"now": now},
         )
-
-
-def _lane(name: str, data: str) -> LaneLimit:
-    most, room, paused_until, rates, *others = json.loads(data)
-    return LaneLimit(most, room, paused_until, from_json(rates), *others)
-
-
-def _lane_to_json(limit: LaneLimit) -> str:
-    most, room, paused_until, rates, *others = attrs.astuple(limit, recurse=False)
-    return json.dumps([most, room, paused_until, to_json(rates), *others])
-
-
-def _instance(id: str, data: str) -> InstanceInfo:
-    host, pid, since, lease_until, names = json.loads(data)
-    return InstanceInfo(id, host, pid, since, lease_until, tuple(names), 0)
-
-
-def _step(instance: str, data: str) -> LastStep:
-    number, fences_after, stale, *room = json.loads(data)
-    return LastStep(number, fences_after, tuple(stale), *room)
-
-
-def _fields_to_json(record: Any) -> str:
-    return json.dumps(attrs.astuple(record))
-
-
-_CODECS: Final[Mapping[str, tuple[Callable[[Any], str], Callable[[str, str], Any]]]] = {
-    "group": (group_to_json, lambda name, data: group_from_json(data)),
-    "instance": (
-        lambda info: json.dumps([info.host, info.pid, info.since, info.lease_until, info.names]),
-        _instance,
-    ),
-    "lane": (_lane_to_json, _lane),
-    "pause": (json.dumps, lambda name, data: json.loads(data)),
-    "quota": (to_json, lambda name, data: from_json(data)),
-    "rules": (_fields_to_json, lambda name, data: StoreRules(*json.loads(data))),
-    "step": (_fields_to_json, _step),
-    "turn": (json.dumps, lambda name, data: json.loads(data)),
-}
-"""By kind of a setting: what makes its JSON text, and what makes it from its name and this text."""

@@ -14,17 +14,18 @@ They stay below 2**53, which JSON and JavaScript keep exact, until the year 2255
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from .._contract.records import Selection
 from .._contract.state import DEAD_LETTERS, ENDED
+from .._rules.counts import COUNTED, Counts, Key
 from .._rules.job_record import JobRecord
-from .cache import COUNTED, NEVER, PAYLOADS, QUEUES_KEPT, Cache, place_of, ready_of
-from .counts import Counts
+from .._rules.running import Running
+from .._rules.tables import PAUSES
+from .cache import NEVER, PAYLOADS, QUEUES_KEPT, Cache, place_of, ready_of
 from .list_front import ListFront
 from .rows import SELECT, Cursor, Rows
-from .running import SPECIAL, Running
 from .small_tables import SmallTables
 from .statements import Many
 
@@ -33,8 +34,11 @@ OUT_OF_ORDER: Final = 60.0
 
 A process reads the time, and may then wait for the transaction of another.
 """
+
 LEAST_PLACE: Final = -(2**63)
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
+SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR crashed_with > 0)"
+"""The runs of which `Running` needs the records."""
 COUNTS: Final = "SELECT lane, state, name, n FROM main.counts WHERE n <> 0"
 DUE: Final = "SELECT min(due) FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
 _ADD_COUNTS: Final = Many(
@@ -182,12 +186,6 @@ class SqlTables(SmallTables):
         )
         return jobs, len(jobs) < most
 
-    def has_waiting(self, lane: str, name: str) -> bool:
-        return (lane, name) in self._counts().waiting
-
-    def waiting_lanes(self, names: Collection[str]) -> Collection[str]:
-        return {lane for lane, name in self._counts().waiting if name in names}
-
     # ---- times
 
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
@@ -219,7 +217,7 @@ class SqlTables(SmallTables):
         return until
 
     def next_due(self) -> float | None:
-        until = min([self._parked_until(), *self.pauses().values()])
+        until = min([self._parked_until(), *self.of(PAUSES).values()])
         return until if until < NEVER else None
 
     # ---- runs
@@ -230,7 +228,7 @@ class SqlTables(SmallTables):
             " WHERE state = 'running' GROUP BY 1, 2, 3"
         )
 
-    def _runs(self) -> Running:
+    def runs(self) -> Running:
         runs = self._cache.runs
         if runs is None:
             self._rows.flush()
@@ -242,18 +240,6 @@ class SqlTables(SmallTables):
         self._rows.flush()
         where = "state = 'running' AND instance = :instance"
         return self._rows.select(where, {"instance": instance})
-
-    def run_count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
-        runs = self._runs()
-        ids = runs.not_lent.get(instance, ())
-        return len(ids), [job for id, job in runs.special.items() if job.crashed_with and id in ids]
-
-    def cancelled_running(self, instance: str) -> list[JobRecord]:
-        special = self._runs().special.values()
-        return [job for job in special if job.cancel is not None and job.instance == instance]
-
-    def slots_used(self, lane: str) -> int:
-        return len(self._runs().holding.get(lane, ()))
 
     def first_holder(self, lane: str) -> JobRecord | None:
         self._rows.flush()
@@ -269,14 +255,6 @@ class SqlTables(SmallTables):
             {"lane": job.lane, "priority": job.priority, "ready": job.ready, "limit": limit},
         )
         return int(rows.fetchone()[0])
-
-    def running_lanes(self) -> Collection[str]:
-        runs = self._runs()
-        holding = (lane for lane, ids in runs.holding.items() if ids)
-        return {*holding, *(job.lane for job in runs.slot_requests())}
-
-    def slot_requests(self, lane: str) -> list[JobRecord]:
-        return [job for job in self._runs().slot_requests() if job.lane == lane]
 
     # ---- selections
 
@@ -349,13 +327,7 @@ class SqlTables(SmallTables):
 
     # ---- sums
 
-    def waiting_for(self, lane: str) -> int:
-        return self._counts().bound.get(lane, 0)
-
-    def counts(self) -> Mapping[tuple[str, str, str], int]:
-        return self._counts().all()
-
-    def _counts(self) -> Counts:
+    def counts(self) -> Counts:
         self._cache.count()
         counts = self._cache.counts
         if counts is None:
@@ -380,7 +352,7 @@ class SqlTables(SmallTables):
 
     def forget_unused(self, now: float) -> None:
         self._flush_counts()
-        self._counts().forget_zeros()
+        self.counts().forget_zeros()
         self._execute("DELETE FROM main.counts WHERE n = 0")
         super().forget_unused(now)
 
@@ -402,11 +374,11 @@ class SqlTables(SmallTables):
         self._execute("DELETE FROM main.counts")
         return True
 
-    def _true_counts(self) -> dict[tuple[str, str, str], int]:
+    def _true_counts(self) -> dict[Key, int]:
         rows = self._execute(
             f"SELECT lane, state, name, count(*) FROM main.jobs WHERE {LIVE} GROUP BY 1, 2, 3"
         )
         return {(lane, state, name): n for lane, state, name, n in rows}
 
-    def _live_counts(self) -> dict[tuple[str, str, str], int]:
+    def _live_counts(self) -> dict[Key, int]:
         return {(lane, state, name): n for lane, state, name, n in self._execute(COUNTS)}

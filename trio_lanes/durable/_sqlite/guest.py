@@ -25,6 +25,8 @@ from .._rules.queues import Queues
 if TYPE_CHECKING:
     from .store import SqliteStore
 
+from .._rules.tables import INSTANCES
+
 T = TypeVar("T")
 
 HOST: Final = Opening(
@@ -54,7 +56,7 @@ class SqliteHost:
         """Give back what the workers of an earlier host ran."""
 
         def remove(engine: Engine) -> None:
-            for info in engine.tables.instances():
+            for info in engine.tables.of(INSTANCES).values():
                 engine.remove_instance(info.id)
 
         await self.store._transact(remove)

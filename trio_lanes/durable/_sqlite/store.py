@@ -24,27 +24,14 @@ from typing import Final, Literal, TypeVar, final
 
 import trio
 
-from .._contract.errors import (
-    StoreError,
-    StoreLockedError,
-    StoreUnavailableError,
-    older_schema,
-)
+from .._contract.errors import StoreError, StoreLockedError, StoreUnavailableError, older_schema
 from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, PATIENCE, EngineStore, Lookups
 from .._rules.queues import Queues
 from .machine_time import Moment, this_moment
 from .owner_lock import OwnerLock
-from .schema import (
-    SCHEMA_VERSION,
-    check_place,
-    confirmed_error,
-    examine,
-    fill,
-    migrate,
-    translated,
-)
+from .schema import SCHEMA_VERSION, check_place, confirmed_error, examine, fill, migrate, translated
 from .tables import TOLERANCE, SqliteTables, owner_of
 from .writer import SqliteWriter
 
@@ -398,7 +385,7 @@ class SqliteStore(EngineStore):
         every = WORKER_LOOKS_EVERY if works else CLIENT_LOOKS_EVERY
         while True:
             if not works:
-                await self._wait_for_waiter()
+                await self._waiters.come()
             try:
                 if works:
                     await self._follow_wall_clock()

@@ -15,7 +15,8 @@ from typing import Any, Final, final
 
 from .._contract.errors import StoreLockedError
 from .._contract.state import ENDED, DurableState
-from .._rules.answers import Answers, RemembersAnswers
+from .._rules.answers import RemembersAnswers
+from .._rules.tables import INSTANCES
 from .._sql.cache import NEVER
 from .._sql.rows import Row
 from .._sql.statements import Many
@@ -45,8 +46,8 @@ class SqliteTables(RemembersAnswers, SqlTables):
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._execute = connection.execute
-        super().__init__(SqliteRows(connection.execute))
-        self._answers = Answers()
+        RemembersAnswers.__init__(self)
+        SqlTables.__init__(self, SqliteRows(connection.execute))
         self._connection: Final = connection
         self._name: Final = name
         self.epoch: int | None = None  # of a worker; None: this is no worker
@@ -92,7 +93,7 @@ class SqliteTables(RemembersAnswers, SqlTables):
         except sqlite3.Error as error:
             self._in_doubt = self._in_doubt or _is_of_sync(error)
             raise
-        self._answers.commit()
+        self.commit_answers()
         self._end()
 
     def rollback(self) -> bool:
@@ -102,7 +103,7 @@ class SqliteTables(RemembersAnswers, SqlTables):
         failed, is left if the process dies now.
         """
         self._forget()
-        self._answers.undo()
+        self.undo_answers()
         with suppress(sqlite3.Error):  # some errors have done so already
             self._execute("ROLLBACK")
         self._in_doubt = self._in_doubt and not self._overwrite()
@@ -246,5 +247,5 @@ def _is_of_sync(error: sqlite3.Error) -> bool:
 
 def owner_of(tables: SqliteTables) -> str:
     """Describe the process that holds the file, for an error message."""
-    owners = [f"process {info.pid} on {info.host}" for info in tables.instances()]
+    owners = [f"process {info.pid} on {info.host}" for info in tables.of(INSTANCES).values()]
     return ", ".join(owners) or "another process"

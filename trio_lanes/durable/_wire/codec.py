@@ -1,8 +1,9 @@
 """The text of messages: JSON, in which records, lists, sets and errors are marked objects.
 
-Both ends run the same version of this library, so the fields of a record are written in their order
-and without names. An object ``{"": NAME, "v": VALUES}`` is a record, a list, a set, a mapping or an
-error; an array is a tuple.
+The fields of a record are written in their order and without names: both ends of a wire run the
+same version of this library. In a store, the text of an older version may have fewer fields than
+the record: these have their defaults. An object ``{"": NAME, "v": VALUES}`` is a record, a list, a
+set, a mapping or an error; an array is a tuple.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from .._contract.errors import (
     StoreVersionError,
 )
 from .._contract.state import DurableState
+from .._rules.tables import LastStep
 
 _RECORDS: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (*vars(records).values(), RateLimit, *acts.VERBS.values())
+    for kind in (*vars(records).values(), RateLimit, LastStep, *acts.VERBS.values())
     if isinstance(kind, type) and attrs.has(kind)
 }
 """All that a message can name."""
@@ -106,7 +108,7 @@ def _read(value: Any) -> Any:
         return _read_error(*values)
     made = _RECORDS[kind]
     fields = _FIELDS_OF[made]
-    given = {alias: _read(item) for (_, alias), item in zip(fields, values, strict=True)}
+    given = {alias: _read(item) for (_, alias), item in zip(fields, values, strict=False)}
     return made(**given)
 
 

@@ -71,22 +71,8 @@ async def serve_unix(
     with trio.socket.socket(trio.socket.AF_UNIX) as listening:
         await listening.bind(path)
         listening.listen()
-        await trio.serve_listeners(
-            partial(_serve, make),
-            [trio.SocketListener(listening)],
-            task_status=_Started(task_status),
-        )
-
-
-@final
-class _Started:
-    """Passes on that the server listens, without its listeners."""
-
-    def __init__(self, task_status: trio.TaskStatus[None]) -> None:
-        self._task_status: Final = task_status
-
-    def started(self, value: object = None) -> None:
-        self._task_status.started()
+        task_status.started()  # who connects from now on is served in a moment
+        await trio.serve_listeners(partial(_serve, make), [trio.SocketListener(listening)])
 
 
 async def _serve(make: Callable[[], ServedStore], stream: trio.SocketStream) -> None:

@@ -32,19 +32,18 @@ from .._contract.records import (
     Selection,
     StoreRules,
 )
-from .._contract.state import DEAD, ENDED, FAILED, PARKED, RUNNING, WAITING
+from .._contract.state import DEAD, FAILED, PARKED, RUNNING, WAITING
 from .._rules.blockers import blockers
 from .._rules.claims import bytes_of, is_paused
 from .._rules.history import attempts, waits_of
 from .._rules.job_record import ON_LIST, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.queues import Queues
-from .._rules.rates import Meter, quota_meters
+from .._rules.rates import Meter, meters_of
 from .._rules.request import Request
-from .._rules.tables import Tables
+from .._rules.tables import GROUPS, INSTANCES, LIMITS, PAUSES, QUOTAS, Tables
 
 _SUMS = ("waiting", "parked", "running", "dead", "unhandled")
-_ENDED_NAMES = {state.value for state in ENDED}
 _ByName: TypeAlias = defaultdict[str, list[Request]]
 
 
@@ -52,14 +51,14 @@ class AllLanes(Question[Mapping[str, LaneLimit]]):
     """The limits of lanes and templates, by name."""
 
     def answer(self, queues: Queues) -> Mapping[str, LaneLimit]:
-        return configured(queues.tables.lanes())
+        return configured(queues.tables.of(LIMITS))
 
 
 class AllGroups(Question[Mapping[str, GroupLimit]]):
     """The groups and their limits, by name."""
 
     def answer(self, queues: Queues) -> Mapping[str, GroupLimit]:
-        return queues.tables.groups()
+        return queues.tables.of(GROUPS)
 
 
 class AllRules(Question[StoreRules]):
@@ -74,7 +73,7 @@ class AllInstances(Question[list[InstanceInfo]]):
 
     def answer(self, queues: Queues) -> list[InstanceInfo]:
         found = []
-        for info in queues.tables.instances():
+        for info in queues.tables.of(INSTANCES).values():
             runs = queues.tables.running(info.id)
             lanes = Counter(job.lane for job in runs[:PAGE])
             alive = queues.is_alive(info.id)
@@ -177,8 +176,8 @@ class AllStatistics(Question[DurableStatistics], long=True):
 
     def answer(self, queues: Queues) -> DurableStatistics:
         tables, now = queues.tables, queues.now
-        counts = [(*key, n) for key, n in tables.counts().items() if key[1] not in _ENDED_NAMES]
-        used, known = {lane for lane, *_ in counts}, tables.lanes()
+        counts = [(*key, n) for key, n in tables.counts().all().items()]
+        used, known = {lane for lane, *_ in counts}, tables.of(LIMITS)
         lanes: dict[str, LaneLimit] = {}
         for name in sorted({*known, *used}):
             limit = limit_of(known, name)
@@ -191,9 +190,9 @@ class AllStatistics(Question[DurableStatistics], long=True):
             now,
             lanes,
             counts,
-            {name for info in tables.instances() for name in info.names},
+            {name for info in tables.of(INSTANCES).values() for name in info.names},
             tables.sessions_of_lanes(),
-            tables.pauses(),
+            tables.of(PAUSES),
             tables.requests_of(None),
             _levels(tables, now),
             sessions=tables.sessions(),
@@ -356,9 +355,9 @@ def _levels(tables: Tables, now: float) -> dict[str, tuple[QuotaLevel, ...]]:
     return {
         name: tuple(
             _level(tables, meter, limit, now)
-            for meter, limit in zip(quota_meters(f"quota {name}", limits), limits, strict=True)
+            for meter, limit in zip(meters_of(f"quota {name}", limits), limits, strict=True)
         )
-        for name, limits in sorted(tables.quotas().items())[:LISTED]
+        for name, limits in sorted(tables.of(QUOTAS).items())[:LISTED]
     }
 
 
@@ -373,8 +372,8 @@ def _checked(queues: Queues, *, repair: bool) -> CheckReport:
     tables = queues.tables
     problems = list(tables.inspect())
     repaired = 0
-    known = {info.id for info in tables.instances()}
-    lanes = tables.lanes()
+    known = {info.id for info in tables.of(INSTANCES).values()}
+    lanes = tables.of(LIMITS)
     lost: defaultdict[str | None, list[JobRecord]] = defaultdict(list)  # runs of no instance
     wrong: list[tuple[str, JobRecord, bool]] = []  # (problem, job, whether it should be ready)
     for session, in_session in groupby(tables.all_live(), key=lambda job: job.session):

@@ -10,6 +10,7 @@ from .._contract.act import Act
 from .._contract.protocol import ServedAt
 from .._rules import lines, rates
 from .._rules.queues import Queues
+from .._rules.tables import QUOTAS
 
 
 class Acquire(Act[tuple[int, ServedAt | None] | None], leased=True):
@@ -87,7 +88,7 @@ class Settle(Act[None]):
         line = f"quota {self.quota}"
         less = {unit: -amount for unit, amount in self.change.items() if amount < 0}
         more = {unit: amount for unit, amount in self.change.items() if amount > 0}
-        meters = rates.quota_meters(line, self.limits)
+        meters = rates.meters_of(line, self.limits)
         rates.give_back(queues.tables, meters, less, queues.now, self.at)
         rates.charge(queues.tables, meters, more, queues.now)
         lines.wake_first(queues, line)
@@ -102,10 +103,10 @@ class ResetQuota(Act[bool]):
     quota: str
 
     def apply(self, queues: Queues) -> bool:
-        limits, line = queues.tables.quotas().get(self.quota), f"quota {self.quota}"
+        limits, line = queues.tables.of(QUOTAS).get(self.quota), f"quota {self.quota}"
         if limits is None:
             return False
-        for meter in rates.quota_meters(line, limits):
+        for meter in rates.meters_of(line, limits):
             queues.tables.forget_marks(meter.key)
         lines.wake_first(queues, line)
         return True

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -18,8 +18,9 @@ from .._rules import rates
 from .._rules.job_record import ON_LIST, SESSION_PAUSED, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.queues import Queues
+from .._rules.tables import GROUPS, LIMITS, PAUSES, RULES
 
-T = TypeVar("T")
+_Rated: TypeAlias = LaneLimit | GroupLimit
 
 PAUSE: Final = LaneLimit(0, pause_only=True)
 """The beginning of a pause of a lane of a template."""
@@ -173,13 +174,13 @@ class Pause(Act[None]):
         until = queues.now + self.seconds
         if self.lane is not None:
             _known_lanes(queues, self.lane)
-            limit = queues.tables.lanes().get(self.lane, PAUSE)
+            limit = queues.tables.of(LIMITS).get(self.lane, PAUSE)
             until = max(until, limit.paused_until or until)
-            queues.tables.put_lane(self.lane, attrs.evolve(limit, paused_until=until))
+            queues.tables.put(LIMITS, self.lane, attrs.evolve(limit, paused_until=until))
         else:
             assert self.session is not None
-            until = max(until, queues.tables.pause_of(self.session) or until)
-            queues.tables.put_pause(self.session, until)
+            until = max(until, queues.tables.of(PAUSES).get(self.session) or until)
+            queues.tables.put(PAUSES, self.session, until)
             head = queues.tables.head(self.session)
             if head is not None and head.ready is not None:
                 queues.tables.update(head, shelf=SESSION_PAUSED)
@@ -195,10 +196,10 @@ class Resume(Act[None]):
     def apply(self, queues: Queues) -> None:
         if self.lane is not None:
             for name in {self.lane, *_known_lanes(queues, self.lane)}:
-                limit = queues.tables.lanes().get(name)
+                limit = queues.tables.of(LIMITS).get(name)
                 if limit is not None:
                     resumed = None if limit.pause_only else attrs.evolve(limit, paused_until=None)
-                    queues.tables.put_lane(name, resumed)
+                    queues.tables.put(LIMITS, name, resumed)
             queues.look = True
         else:
             assert self.session is not None
@@ -221,7 +222,7 @@ class Configure(Act[None]):
 
     def apply(self, queues: Queues) -> None:
         tables = queues.tables
-        before, groups_before = tables.lanes(), tables.groups()
+        before, groups_before = tables.of(LIMITS), tables.of(GROUPS)
         after = dict(before)
         for name, value in self.lanes.items():
             old = before.get(name)
@@ -247,20 +248,20 @@ class Configure(Act[None]):
             _check_unused(queues, before, after)
         for name in {**before, **after}:
             if before.get(name) != after.get(name):
-                tables.put_lane(name, after.get(name))
+                tables.put(LIMITS, name, after.get(name))
         with_marks = {rates.lane_of(key) for key in tables.meters()}
         for lane in with_marks - {None}:
             assert lane is not None
             past, present = limit_of(before, lane), limit_of(after, lane)
             if past != present:
-                _replace(queues, rates.lane_meters, lane, past, present)
+                _replace(queues, f"lane {lane}", past, present)
         for name in {**groups_before, **groups_after}:
             was, is_now = groups_before.get(name), groups_after.get(name)
             if is_now != was:
-                tables.put_group(name, is_now)
-                _replace(queues, rates.group_meters, name, was, is_now)
+                tables.put(GROUPS, name, is_now)
+                _replace(queues, f"group {name}", was, is_now)
         if self.rules:
-            tables.put_rules(attrs.evolve(queues.rules, **self.rules))
+            tables.put(RULES, "", attrs.evolve(queues.rules, **self.rules))
         queues.look = True
 
 
@@ -318,12 +319,12 @@ def _known_lanes(queues: Queues, name: str) -> list[str]:
     Raises:
       UnknownLaneError: if the store has no such lane or template.
     """
-    lanes = queues.tables.lanes()
+    lanes = queues.tables.of(LIMITS)
     if is_template(name) and name in lanes:
         return sorted(
             {
                 lane
-                for lane in (*lanes, *(lane for lane, _, _ in queues.tables.counts()))
+                for lane in (*lanes, *(lane for lane, _, _ in queues.tables.counts().all()))
                 if label_of(lanes, lane) == name
             }
         )
@@ -337,9 +338,8 @@ def _check_unused(
 ) -> None:
     """Refuse a configuration in which a lane with jobs does not exist any more."""
     used = Counter[str]()
-    for (lane, state, _), count in queues.tables.counts().items():
-        if state not in _FORGETTABLE:
-            used[lane] += count
+    for (lane, _, _), count in queues.tables.counts().all().items():
+        used[lane] += count
     for lane in sorted(used):
         if label_of(before, lane) is not None and label_of(after, lane) is None:
             raise ValueError(
@@ -348,19 +348,13 @@ def _check_unused(
             )
 
 
-def _replace(
-    queues: Queues,
-    meters: Callable[[str, T], list[rates.Meter]],
-    name: str,
-    old: T | None,
-    new: T | None,
-) -> None:
-    before = [] if old is None else meters(name, old)
-    after = [] if new is None else meters(name, new)
+def _replace(queues: Queues, owner: str, old: _Rated | None, new: _Rated | None) -> None:
+    before, after = (
+        [] if limit is None else rates.meters_of(owner, limit.rates) for limit in (old, new)
+    )
     rates.replace(queues.tables, before, after, queues.now)
 
 
-_FORGETTABLE: Final = {state.value for state in ENDED}
 _ONLY_DEAD: Final = frozenset({DEAD})
 
 

@@ -95,7 +95,7 @@ class RegainSlot(Act[bool | None], leased=True):
             return True
         if job.lent == LENT_SLOT:
             queues.tables.update(job, lent=WANTS_SLOT)
-        if not Budget(queues.tables, queues.now).may_return(job):
+        if Budget(queues.tables, queues.now).return_refused_by(job):
             return False
         queues.tables.update(job, lent=HOLDS_SLOT)
         return True

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 
-from .._contract.state import PARKED, WAITING
+from .._contract.state import DEAD, PARKED, RUNNING, WAITING
 
 Key: TypeAlias = tuple[str, str, str]
 """(lane, state, handler's name)"""
+COUNTED: Final = frozenset({WAITING, PARKED, RUNNING, DEAD})
+"""The states of jobs that have not ended."""
 _WAITING_TEXT: Final = WAITING.value  # reading it from the state takes longer
 _PARKED_TEXT: Final = PARKED.value
 
@@ -35,14 +37,10 @@ class Counts:
         """Count some jobs more, or fewer."""
         number = self._numbers[key] = self._numbers.get(key, 0) + by
         lane, state, name = key
+        if state in (_WAITING_TEXT, _PARKED_TEXT):
+            self.bound[lane] = self.bound.get(lane, 0) + by
         if state == _WAITING_TEXT:
-            self.bound[lane] = self.bound.get(lane, 0) + by
-            if number > 0:
-                self.waiting.add((lane, name))
-            else:
-                self.waiting.discard((lane, name))
-        elif state == _PARKED_TEXT:
-            self.bound[lane] = self.bound.get(lane, 0) + by
+            (self.waiting.add if number > 0 else self.waiting.discard)((lane, name))
 
     def all(self) -> dict[Key, int]:
         """Return all numbers that are not 0."""
