@@ -54,7 +54,7 @@ OUTCOMES: Final = {
     "is released": Released(),
 }
 ENDS: Final = {"succeeds": "succeeded", "fails": "failed"}
-SETS: Final = frozenset({"rn", "lw", "lr"})
+SETS: Final = frozenset({"lists", "lr"})
 COMPARED: Final = SETS | {
     *("s", "si", "sd", "sl", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
     *("turns", "n"),

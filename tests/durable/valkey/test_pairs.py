@@ -44,7 +44,7 @@ WITHOUT_TWIN = {
 
 LUA_ONLY = {
     "affinity": "Homes.room",
-    "blockers": "a_blocker blockers_of live_with some_runs_few",
+    "blockers": "a_blocker blockers_of live_with some_runs_few ready_before",
     "budget": "Budget.label",
     "claims": """
         payload_of sort_by_turn lanes_in_turn Isolation.running

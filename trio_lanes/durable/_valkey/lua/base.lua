@@ -84,6 +84,13 @@ local function named(name)
   return NAMED[name]
 end
 
+-- The name at the beginning of a text, written by `named`, and what follows it behind a ':'.
+local function split(text)
+  local length, rest = string.match(text, '^(%d+):(.*)$')
+  length = tonumber(length)
+  return string.sub(rest, 1, length), string.sub(rest, length + 2)
+end
+
 local meta
 
 at_call(function()

@@ -102,6 +102,19 @@ local function some_runs_few(live, most)
   return false
 end
 
+-- How many jobs of its lane are before a job on ready lists: PAGE at most.
+local function ready_before(job)
+  local before = 0
+  for entry in pairs(ready_lists()[job.lane] or {}) do
+    local priority = tonumber(string.match(entry, '^-?%d'))
+    local ends = priority > job.priority and '+inf' or '(' .. int(job.ready)
+    if priority >= job.priority then
+      before = before + ask('ZCOUNT', ready_list(job.lane, entry), '-inf', ends)
+    end
+  end
+  return math.min(before, PAGE)
+end
+
 function in_lane(job)
   local lane, found = job.lane, {}
   local function add(...)

@@ -81,7 +81,7 @@ end
 local function forget_turns()
   for _, key in ipairs(call('HKEYS', ROOT .. 'turns')) do
     local lane = string.match(key, '^passed %-?%d (.*)$')
-    if lane and not lanes()[lane] and ask_all('EXISTS', ROOT .. 'w:' .. lane) == 0 then
+    if lane and not lanes()[lane] and ask('EXISTS', ROOT .. 'w:' .. lane) == 0 then
       call('HDEL', ROOT .. 'turns', key)
     end
   end
@@ -89,21 +89,25 @@ end
 
 -- ---- the claims of one step
 
--- Sort lanes by name, beginning behind the lane of the last claim.
-local function sort_by_turn(lanes_with_jobs, served)
-  table.sort(lanes_with_jobs, function(one, other)
+-- The lanes that may have ready jobs, by name, beginning behind the lane of the last claim.
+local function sort_by_turn(served)
+  local found = {}
+  for lane in pairs(ready_lists()) do
+    found[#found + 1] = lane
+  end
+  table.sort(found, function(one, other)
     if (one > served) ~= (other > served) then
       return one > served
     end
     return one < other
   end)
+  return found
 end
 
 -- The turns of lanes that may start a job: lanes with suspects first.
-local function lanes_in_turn(lanes_with_jobs, names, budget, turns, homes)
+local function lanes_in_turn(names, budget, turns, homes)
   local suspects, others = {}, {}
-  sort_by_turn(lanes_with_jobs, turns:served() or '')
-  for _, lane in ipairs(lanes_with_jobs) do
+  for _, lane in ipairs(sort_by_turn(turns:served() or '')) do
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) then
       local turn = LaneTurn.new(lane, names, turns, budget, homes)
@@ -128,13 +132,12 @@ function Claims.take(instance, info, room)
   end
   local isolation = Isolation.begin(instance)
   write_changed()
-  local lanes_with_jobs = ready_lanes()
-  if #lanes_with_jobs == 0 then
+  if not next(ready_lists()) then
     return claims, isolation.due, false
   end
   local budget, turns = Budget.new(), FairTurns.new()
   local homes = info.affinity > 0 and Homes.new(info.affinity)
-  local in_turn, at = lanes_in_turn(lanes_with_jobs, info.handles, budget, turns, homes), 1
+  local in_turn, at = lanes_in_turn(info.handles, budget, turns, homes), 1
   local left, why = huge, nil
   while in_turn[at] and #claims < room and isolation:has_room() and why ~= 'bytes' do
     local turn, job = in_turn[at], nil
@@ -220,34 +223,28 @@ end
 -- ---- the ready lists of one lane whose handlers an instance has
 
 -- `lists`: by priority, by entry. Of each the first FRONT jobs are read at once: no other job joins a
--- sorted set while jobs are claimed. Instead of a page, true: it is not read; false: only the tail of
--- the list is left. `present`: whether there was a list at first. `left`: by entry, how many jobs of the
--- sorted set were left to their homes: these stay there, before all that are not read.
+-- list while jobs are claimed. Instead of a page, true: it is not read. `present`: whether there was a
+-- list at first. `left`: by entry, how many jobs were left to their homes: these stay in the list, before
+-- all that are not read.
 function Fronts.new(lane, names)
   local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, left = {}, present = false }
-  local function add(entry, page)
+  for entry in pairs(ready_lists()[lane] or {}) do
     local priority, name = string.match(entry, '^(%-?%d):(.*)$')
     if names[name] then
-      fronts.lists[tonumber(priority)][entry], fronts.present = page, true
+      fronts.lists[tonumber(priority)][entry], fronts.present = true, true
     end
-  end
-  for entry in pairs(TAILS[lane] or {}) do
-    add(entry, false)
-  end
-  for _, entry in ipairs(lanes_with_lists()[lane] and members(ROOT .. 'rn:' .. lane) or {}) do
-    add(entry, true)
   end
   return setmetatable(fronts, Fronts)
 end
 
 function Fronts:drop(list, entry)
-  list[entry] = false
+  list[entry] = nil
   if not self.left[entry] then
     drop_list(self.lane, entry)
   end
 end
 
--- The id and ready number of the first job of a list; an empty sorted set is dropped.
+-- The id and ready number of the first job of a list; an empty list is dropped.
 function Fronts:front(list, entry)
   local page = list[entry]
   if page == true then
@@ -259,12 +256,7 @@ function Fronts:front(list, entry)
       self:drop(list, entry)
     end
   end
-  local id, new = page and page[page.at], first_of_tail(self.lane, entry)
-  local number = id and tonumber(page[page.at + 1])
-  if new and (not id or find(new).ready < number) then
-    return new, find(new).ready
-  end
-  return id, number
+  return page[page.at], tonumber(page[page.at + 1] or nil)
 end
 
 -- The first job of a priority, and its list.
@@ -281,12 +273,8 @@ end
 
 -- The first job of a priority is claimed, and leaves its list; or it is left to its home.
 function Fronts:pop(priority, is_left)
-  local list, job, entry = self.lists[priority], self:first(priority)
-  local page, new, tail = list[entry], first_of_tail(self.lane, entry)
-  if new == job.id then
-    tail.at = tail.at + 1
-    return
-  end
+  local list, _, entry = self.lists[priority], self:first(priority)
+  local page = list[entry]
   page.at = page.at + 2
   if is_left then
     self.left[entry] = (self.left[entry] or 0) + 1

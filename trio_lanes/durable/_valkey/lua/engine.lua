@@ -208,7 +208,7 @@ local function refusal(items)
       end
       if lane.m then
         fresh[item.lane] = (fresh[item.lane] or 0) + 1
-        if ask_all('ZCARD', ROOT .. 'w:' .. item.lane) + fresh[item.lane] > lane.m then
+        if ask('ZCARD', ROOT .. 'w:' .. item.lane) + fresh[item.lane] > lane.m then
           return { 1, 'full', item.lane, lane.m }
         end
       end

@@ -82,13 +82,13 @@ function READS.queue_of(session, limit)
   local answer, size = { 0 }, 0
   local most = math.min(tonumber(limit), PAGE)
   for _, job in ipairs(most > 0 and page_of(of, '0', most) or {}) do
-    size = size + call('STRLEN', ROOT .. 'p:' .. job.id) + call('STRLEN', ROOT .. 'c:' .. job.id)
+    size = size + bytes_of(job)
     if #answer > 1 and size > STEP_BYTES then
       break
     end
     local begun = (job.attempts or 0) > 0 or (job.crashes or 0) > 0 or job.kept
     answer[#answer + 1] = {
-      job.id, job.name, job.key or false, job.state, call('GET', ROOT .. 'p:' .. job.id),
+      job.id, job.name, job.key or false, job.state, payload_of(job),
       begun and 1 or 0, int(math.max(0, now - job.submitted)),
     }
   end
@@ -267,7 +267,7 @@ end
 
 local function missing_from(job)
   for key, score in pairs(indexes(job)) do
-    if tonumber(ask_all('ZSCORE', key, job.id) or nil) ~= score then
+    if tonumber(ask('ZSCORE', key, job.id) or nil) ~= score then
       return key
     end
   end
@@ -319,7 +319,7 @@ end
 -- Index entries of no job, or of a job that the index should not have.
 local function check_index(key, repair, problems)
   local fixed = 0
-  for _, id in ipairs(ask_all('ZRANGE', key, 0, PAGE - 1)) do
+  for _, id in ipairs(ask('ZRANGE', key, 0, PAGE - 1)) do
     local job = find(id)
     if not job or not indexes(job)[key] then
       problems[#problems + 1] = 'job ' .. id .. ' is in ' .. key .. ', where it does not belong'
@@ -338,7 +338,7 @@ end
 function checked(after, repair)
   local problems, fixed, is_first = {}, 0, after == ''
   after = '(' .. (is_first and '0' or after)
-  local ids = ask_all('ZRANGEBYSCORE', ROOT .. 'all', after, '+inf', 'LIMIT', 0, PAGE)
+  local ids = ask('ZRANGEBYSCORE', ROOT .. 'all', after, '+inf', 'LIMIT', 0, PAGE)
   for _, id in ipairs(ids) do
     local job = find(id)
     if job then
@@ -361,7 +361,7 @@ function checked(after, repair)
       keys[#keys + 1] = ROOT .. 'h:' .. lane
       keys[#keys + 1] = ROOT .. 'want:' .. lane
       keys[#keys + 1] = ROOT .. 'w:' .. lane
-      for _, entry in ipairs(members(ROOT .. 'rn:' .. lane)) do
+      for entry in pairs(ready_lists()[lane] or {}) do
         keys[#keys + 1] = ready_list(lane, entry)
       end
     end

@@ -5,8 +5,8 @@
 -- infinite or false. A name that ends with '*' is a template: each lane that has no limits of its own
 -- has those of the longest template that matches it. `pause_only`: L has only the pause of such a lane.
 --
--- Lanes of templates come and go. The set lw has the lanes with ready jobs, lr the lanes of templates
--- of which jobs run; a lane that is in one of them and has none is taken out when that is seen.
+-- Lanes of templates come and go. The set lr has the lanes of templates of which jobs run; a lane that
+-- has none is taken out when that is seen.
 
 -- The field `configured` of META has another value after each change of lanes, groups or rules, which
 -- no other namespace of any database has. While it is the same, calls use what an earlier one has read:
@@ -172,9 +172,8 @@ local function all_counts()
   write_counts()
   local counts, flat = {}, call('HGETALL', ROOT .. 'n')
   for at = 1, #flat, 2 do
-    local state, length, rest = string.match(flat[at], '^(%a+):(%d+):(.*)$')
-    length = tonumber(length)
-    local lane, name = string.sub(rest, 1, length), string.sub(rest, length + 2)
+    local state, rest = string.match(flat[at], '^(%a+):(.*)$')
+    local lane, name = split(rest)
     counts[#counts + 1] = { state, lane, name, tonumber(flat[at + 1]) }
   end
   return counts

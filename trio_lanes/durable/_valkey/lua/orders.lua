@@ -75,13 +75,13 @@ local function clearable_of_session(session, before)
       jobs[#jobs + 1] = job
     end
   end
-  local ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, 0, BATCH)
+  local ids = ask('ZREVRANGE', ROOT .. 's:' .. session, 0, BATCH)
   while #ids > 0 and #jobs < BATCH do
     for _, id in ipairs(ids) do
       add(id)
     end
     at = at + #ids
-    ids = ask_all('ZREVRANGE', ROOT .. 's:' .. session, at, at + BATCH)
+    ids = ask('ZREVRANGE', ROOT .. 's:' .. session, at, at + BATCH)
   end
   for _, id in ipairs(ask('ZRANGE', ROOT .. 'sd:' .. session, 0, -1)) do
     add(id)
@@ -91,7 +91,7 @@ end
 
 local function add_clearable_of_lane(jobs, lane, before)
   local below, most = '(' .. int(before), BATCH - #jobs
-  local ids = ask_all('ZREVRANGEBYSCORE', ROOT .. 'w:' .. lane, below, '-inf', 'LIMIT', 0, most)
+  local ids = ask('ZREVRANGEBYSCORE', ROOT .. 'w:' .. lane, below, '-inf', 'LIMIT', 0, most)
   for _, id in ipairs(ids) do
     jobs[#jobs + 1] = find(id)
   end

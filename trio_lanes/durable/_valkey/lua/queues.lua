@@ -8,7 +8,7 @@
 local set_ready, _crash, promote_session, _promote, resume_session
 
 local function head_of(session)
-  local first = queue_size(session) > 0 and ask_all('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
+  local first = queue_size(session) > 0 and ask('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
   return first and find(first) or nil
 end
 

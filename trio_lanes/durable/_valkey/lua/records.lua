@@ -24,28 +24,23 @@
 -- The hashes n and sl:<lane> count jobs by lane, state and name, and the queued jobs of a lane by
 -- session; a field of META counts the sessions with queued jobs. Only statistics read them.
 --
--- Changes of jobs are written together: at the end of the call, or before a function asks for an index
--- that may have them. So a job that is accepted and claimed by one call was never in w:<lane>, and the
--- runs that a call ends leave run:<instance> by one command. An index is read with `ask`; with
--- `ask_all` if it may have jobs that this call has accepted and that wait.
+-- Changes of jobs are written together: at the end of the call, or before a function reads an index, with
+-- `ask`. So the runs that a call ends leave run:<instance> by one command.
 --
---             what it holds                               when it, or the server, is stale
---   JOBS      the records read, by id; false: none        never
---   WAS       by id: {job, at, state, placed, lent}       never: at and state as the server has them;
---                                                         placed and lent as at the last `put`
---   CHANGED   ids of jobs to be written                   the server: until `ask`
---   ACCEPTED  the same of accepted jobs that wait, which  the server: until `ask_all`
---             are in all, s, si, w, r
---   TAILS     those of ACCEPTED that are ready            never (see ready)
---   COUNTS    by key, by field: changes of counts         the server: until `write_counts`
+--             what it holds                           when it, or the server, is stale
+--   JOBS      the records read, by id; false: none    never
+--   WAS       by id: {job, at, state, placed, lent}   never: at and state as the server has them;
+--                                                     placed and lent as at the last `put`
+--   CHANGED   ids of jobs to be written               the server: until `ask`
+--   COUNTS    by key, by field: changes of counts     the server: until `write_counts`
 --
--- Without ACCEPTED and TAILS a job takes the server up to a quarter more instructions: 43 commands become
--- 54 with one job in flight, 5.4 become 6.5 with ten.
+-- If each change is written at once, a job with a hundred in flight takes the server twice as many
+-- commands, and a third more time.
 
-local JOBS, WAS, CHANGED, ACCEPTED, COUNTS
+local JOBS, WAS, CHANGED, COUNTS
 
 at_call(function()
-  JOBS, WAS, CHANGED, ACCEPTED, COUNTS = {}, {}, {}, {}, {}
+  JOBS, WAS, CHANGED, COUNTS = {}, {}, {}, {}
 end)
 
 -- ---- indexes and counts
@@ -116,9 +111,9 @@ local function count_state(job, state, by)
   end
 end
 
-local function write_jobs(ids)
+local function write_changed()
   local added, removed, jobs = {}, {}, {}
-  for id in pairs(ids) do
+  for id in pairs(CHANGED) do
     local was = WAS[id]
     local job, before = was.job, was.at
     local at = indexes(job)
@@ -154,6 +149,7 @@ local function write_jobs(ids)
       job.id = id
     end
   end
+  CHANGED = {}
   for key, words in pairs(removed) do
     call_in_parts('ZREM', key, words)
   end
@@ -166,26 +162,8 @@ local function write_jobs(ids)
   end
 end
 
-local function write_changed()
-  if next(CHANGED) then
-    write_jobs(CHANGED)
-    CHANGED = {}
-  end
-end
-
-local function write_all()
-  write_jobs(ACCEPTED)
-  ACCEPTED, TAILS = {}, {}
-  write_changed()
-end
-
 local function ask(command, key, ...)
   write_changed()
-  return call(command, key, ...)
-end
-
-local function ask_all(command, key, ...)
-  write_all()
   return call(command, key, ...)
 end
 
@@ -196,7 +174,7 @@ local FIRSTS  -- by name of an index, `due` or `pauses`: the time of its first m
 local SLOT_REQUESTS   -- whether a run wants its slot back
 
 local function read_again()
-  write_all()
+  write_changed()
   SIZES, FIRSTS, SLOT_REQUESTS = {}, {}, nil
 end
 
@@ -228,7 +206,7 @@ local function has_slot_requests()
 end
 
 local function write_counts()
-  write_all()
+  write_changed()
   for key, fields in pairs(COUNTS) do
     for field, by in pairs(fields) do
       if by ~= 0 and call('HINCRBY', key, field, by) == 0 and key ~= META then
@@ -284,12 +262,8 @@ end
 -- Every change of a record ends with this. Between a change and this, no index may be asked for that the
 -- change concerns: it would be written half changed.
 local function put(job)
-  local id, was = job.id, WAS[job.id]
-  if not was.state and job.state == 'waiting' then
-    ACCEPTED[id] = true
-  else
-    ACCEPTED[id], CHANGED[id] = nil, true
-  end
+  local was = WAS[job.id]
+  CHANGED[job.id] = true
   if (job.place ~= nil) ~= was.placed then
     note_place(job, was)
   end
@@ -309,9 +283,6 @@ local function insert(job, payload)
     put_text(ROOT .. 'u:' .. job.key, id)
   end
   put(job)
-  if ACCEPTED[id] and job.ready and not job.shelf then
-    join_tail(job)
-  end
 end
 
 local function forget(job)

@@ -54,7 +54,7 @@ local function page_of(of, after, most)
   end
   local ids, up_to = {}, huge
   for _, key in ipairs(sets_of(of)) do
-    local page = ask_all('ZRANGEBYSCORE', ROOT .. key, '(' .. after, '+inf', 'LIMIT', 0, PAGE)
+    local page = ask('ZRANGEBYSCORE', ROOT .. key, '(' .. after, '+inf', 'LIMIT', 0, PAGE)
     if #page == PAGE then
       up_to = math.min(up_to, tonumber(page[#page]))
     end

@@ -152,12 +152,12 @@ local function wake_of_kind(kind, for_others)
 end
 
 -- The names of handlers for which a job may start, as far as slots allow it.
-local function startable_names(lanes_with_jobs)
+local function startable_names(lists)
   local names, budget = {}, Budget.new()
-  for lane in pairs(lanes_with_jobs) do
+  for lane, entries in pairs(lists) do
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) and budget:free(lane) > 0 then
-      for _, entry in ipairs(members(ROOT .. 'rn:' .. lane)) do
+      for entry in pairs(entries) do
         names[string.match(entry, '^%-?%d:(.*)$')] = true
       end
     end
@@ -183,16 +183,16 @@ local function wake(for_others)
   if LOOK then
     wake_slot_requests()
   end
-  write_all()
-  local lanes_with_jobs = LOOK and lanes_with_lists() or {}
-  if not next(lanes_with_jobs) and not SOON then
+  write_changed()
+  local lists = LOOK and ready_lists() or {}
+  if not next(lists) and not SOON then
     return
   end
   local names
   local kinds = call('HGETALL', ROOT .. 'kinds')
   for at = 1, #kinds, 2 do
     if call('EXISTS', ROOT .. 'idle:' .. kinds[at]) == 1 then
-      names = names or startable_names(lanes_with_jobs)
+      names = names or startable_names(lists)
       local is_needed = SOON
       for _, name in ipairs(cmsgpack.unpack(kinds[at + 1])) do
         is_needed = is_needed or names[name]

@@ -1,20 +1,7 @@
 -- The acts of one call, one after the other, and their answers.
 --
--- Acts that accept, end and claim jobs follow one another. Before any other act, the ready lists and the
--- texts that they have changed are written.
---
 -- Each refusal stands before the first write of its act, since a script cannot be undone. An act with
 -- a ticket is done once: its answer is kept for REMEMBERED_FOR, under b:<ticket>.
-
-local STACK = 4000  -- so many words may be on the stack of Lua
-local HOT = { enqueue = true, step = true }
-
--- By ticket: the answers that this call has read or given.
-local REMEMBERED
-
-at_call(function()
-  REMEMBERED = {}
-end)
 
 local function apply(act, verb, arguments)
   if LISTED[verb] then
@@ -25,8 +12,9 @@ end
 
 -- The same ticket gives the same answer; a refused act can be asked for again. A join that is asked
 -- for again prolongs the lease.
-local function once(ticket, verb, arguments)
-  local text = REMEMBERED[ticket]
+local function once(verb, arguments)
+  local key = ROOT .. 'b:' .. table.remove(arguments, 1)
+  local text = call('GET', key)
   if text then
     if verb == 'join' then
       WRITES.beat(arguments[1], arguments[2])
@@ -35,55 +23,31 @@ local function once(ticket, verb, arguments)
   end
   local answer = apply(WITH_TICKET[verb], verb, arguments)
   if answer[1] == 0 then
-    text = cmsgpack.pack(answer)
-    REMEMBERED[ticket] = text
-    call('SET', ROOT .. 'b:' .. ticket, text, 'PX', REMEMBERED_FOR)
+    call('SET', key, cmsgpack.pack(answer), 'PX', REMEMBERED_FOR)
   end
   return answer
 end
 
--- The arguments of one act.
-local function words_of(arguments, first, last)
-  if last - first < STACK then
-    return { unpack(arguments, first, last) }
-  end
-  local words = {}
-  for place = first, last do
-    words[place - first + 1] = arguments[place]
-  end
-  return words
-end
-
--- The acts of the call, {verb, its arguments, ticket}, when what is known of the tickets has been read.
+-- The acts of the call, {verb, its arguments}.
 local function read_acts(arguments)
-  local acts, keys, tickets, at = {}, {}, {}, FIRST
+  local acts, at = {}, FIRST
   while at <= #arguments do
-    local verb, last = arguments[at], at + 1 + tonumber(arguments[at + 1])
-    local first, ticket = at + 2, nil
-    if WITH_TICKET[verb] then
-      ticket, first = arguments[first], first + 1
-      tickets[#tickets + 1] = ticket
-      keys[#keys + 1] = ROOT .. 'b:' .. ticket
+    local first, words = at + 2, {}
+    for place = first, at + 1 + tonumber(arguments[at + 1]) do
+      words[#words + 1] = arguments[place]
     end
-    acts[#acts + 1] = { verb, words_of(arguments, first, last), ticket }
-    at = last + 1
+    acts[#acts + 1] = { arguments[at], words }
+    at = first + #words
   end
   MORE = MORE + 4 * #acts  -- an accepted job takes four numbers: id, place, ready number, fence
-  read_each(keys, function(place, text) REMEMBERED[tickets[place]] = text end)
   return acts
 end
 
-local function do_act(verb, arguments, ticket)
-  if not HOT[verb] then
-    write_all()
-    write_texts()
+local function do_act(verb, arguments)
+  if WITH_TICKET[verb] then
+    return once(verb, arguments)
   end
-  if READS[verb] then
-    return apply(READS[verb], verb, arguments)
-  elseif ticket then
-    return once(ticket, verb, arguments)
-  end
-  return apply(WRITES[verb], verb, arguments)
+  return apply(READS[verb] or WRITES[verb], verb, arguments)
 end
 
 local function brings_data(acts)
