@@ -216,7 +216,7 @@ RULES, TABLES, QUEUES = (
 
 FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
     "the number of a step is forgotten": (
-        suite("test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more"),
+        suite("test_a_step_asked_again_gives_the_same_claims_and_does_nothing_more"),
         _replaced("_rules.answers:Answers.put_step", _number_forgotten),
     ),
     "a step asked again gives no claims": (
@@ -236,7 +236,7 @@ FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
         _replaced(f"{RULES}.once", _no_ticket),
     ),
     "the lease of an instance is not asked": (
-        suite("test_an_instance_without_its_lease_does_nothing_until_it_has_joined_again"),
+        suite("test_an_instance_without_its_lease_does_nothing_until_it_joins_again"),
         _replaced(f"{RULES}.is_alive", _incarnation_not_compared),
     ),
     "a join leaves the runs of the former incarnation": (

@@ -9,9 +9,9 @@ import pytest
 from trio.testing import MockClock
 
 from tests.support.programs import PATIENCE
-from trio_lanes.durable import MemoryStore, SqliteStore, Submission
+from trio_lanes.durable import MemoryStore, SqliteStore
 from trio_lanes.durable.testing import durable_store_suite
-from trio_lanes.durable.testing._bench import LEASE, Bench
+from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
 
 
 def memory() -> Callable[[Path], MemoryStore]:
@@ -44,7 +44,7 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
 @pytest.mark.parametrize(
     "name",
     [
-        "test_clear_takes_jobs_that_have_not_started_and_leaves_running_jobs_alone",
+        "test_clear_takes_jobs_that_have_not_started_and_leaves_those_that_run",
         "test_the_runs_of_a_crash_go_before_waiting_jobs",
         # these need virtual time, and do nothing without
         "test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced",
@@ -56,7 +56,7 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
         "test_it_is_a_problem_that_nothing_serves_a_lane",
         "test_the_cause_is_a_body_that_outlives_its_timeout_or_its_cancellation",
         # and these do half of what they do
-        "test_a_session_stays_for_a_while_with_the_instance_that_ran_its_last_job",
+        "test_a_session_stays_for_a_while_where_its_last_job_ran",
         "test_lanes_in_which_each_wait_can_end_are_healthy",
         "test_the_status_says_where_the_wait_went",
     ],
@@ -84,7 +84,7 @@ async def test_an_instance_that_a_story_lets_die_claims_before_on_a_slow_machine
 
     store: Any = Slow(MemoryStore())
     bench = Bench(lambda folder: store, tmp_path, mock_clock)
-    async with bench.doomed(Submission(name="echo", payload="x")) as claims:
+    async with bench.doomed(new_job("x")) as claims:
         assert [(claim.payload, claim.crashes) for claim in claims] == [('"x"', 0)]
     async with bench.doomed(names=["gate"]) as claims:  # who has nothing to claim is no slow one
         assert claims == []

@@ -109,8 +109,8 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
 @pytest.mark.parametrize(
     "name",
     [
-        "test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more",
-        "test_clear_takes_jobs_that_have_not_started_and_leaves_running_jobs_alone",
+        "test_a_step_asked_again_gives_the_same_claims_and_does_nothing_more",
+        "test_clear_takes_jobs_that_have_not_started_and_leaves_those_that_run",
         "test_every_heartbeat_gives_back_the_runs_of_dead_instances",
         "test_the_runs_of_a_crash_go_before_waiting_jobs",
     ],

@@ -14,11 +14,10 @@ from trio_lanes.durable import (
     DurableState,
     PostgresStore,
     Retry,
-    Submission,
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable.testing._bench import LEASE, Bench
+from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
 
 from .clock import EPOCH, TABLE, StoreClock
 from .server import FAKETIME, Server, programs
@@ -73,7 +72,7 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
 
     async def story() -> None:
         limits = {"main": 9, "rated": LaneConfig(concurrency=9, rate=TWO)}
-        async with bench.lanes(
+        async with bench.instance(
             lanes=limits, quotas={"q": TWO}, handlers={"fail_once": fail_once}, lease_ttl=30
         ) as lanes:
             for jump in jumps:
@@ -87,20 +86,20 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
                     await lanes.submit("echo", "rated", lane="rated")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(spend, lanes)
-                    await bench.settle(lanes)
+                    await bench.settle()
                     stage.set_clock(jump)
                     submit = f"{stage.namespace}.submit('echo', '\"by SQL\"', delay => 5)"
                     stage.server.run(f"SELECT {submit}")
                     await lanes.submit("echo", "after", delay=5)
-                    await bench.advance(0.5, lanes)
+                    await bench.advance(0.5)
                     now = [f"long {jump} begins", *["rated"] * 2, *["spent"] * 2]
                     assert sorted(bench.log) == sorted(now)
-                    await bench.advance(0.6, lanes)
+                    await bench.advance(0.6)
                     assert sorted(bench.log) == sorted([*now, "rated", "spent"])
-                await bench.advance(4.5, lanes)
+                await bench.advance(4.5)
                 later = ["before", "after", "by SQL", "retried", "paused"]
                 assert sorted(bench.log) == sorted([*now, "rated", "spent", *later])
-                await bench.advance(15, lanes)
+                await bench.advance(15)
                 bench.gate(f"long {jump}").set()
                 await long.wait()
                 assert [run.how for run in (await long.status()).history] == ["succeeded"]
@@ -121,25 +120,25 @@ def test_run_at_follows_the_clock_of_the_server(
         set_by = ahead
 
     async def story() -> None:
-        async with bench.lanes() as lanes:
+        async with bench.instance() as lanes:
             for minutes in (10, 30, 50):
                 await lanes.submit("echo", minutes, run_at=time.time() + minutes * minute)
             await lanes.submit("echo", "delayed", delay=15 * minute)
             set_to(10 * minute)
-            await bench.advance(1, lanes)
+            await bench.advance(1)
             assert bench.log == [10]
             set_to(-10 * minute)
-            await bench.advance(1, lanes)
-            await bench.advance(15 * minute, lanes)
+            await bench.advance(1)
+            await bench.advance(15 * minute)
             assert bench.log == [10, "delayed"]
-            await bench.advance(24 * minute, lanes)  # of 39 minutes 10 were set back
+            await bench.advance(24 * minute)  # of 39 minutes 10 were set back
             assert bench.log == [10, "delayed"]
-            await bench.advance(minute, lanes)
+            await bench.advance(minute)
             assert bench.log == [10, "delayed", 30]
             assert (await lanes.check()).problems == ()
         set_to(10 * minute)  # while no worker is there
-        async with bench.lanes() as lanes:
-            await bench.settle(lanes)
+        async with bench.instance() as lanes:
+            await bench.settle()
             assert bench.log == [10, "delayed", 30, 50]
 
     trio.run(story, clock=stage.clock)
@@ -151,9 +150,9 @@ def test_a_heartbeat_lets_run_at_follow_the_clock(
     monkeypatch.setattr("time.time", lambda: EPOCH + stage.clock.current_time())
 
     async def story() -> None:
-        async with stage.bench.lanes(lease_ttl=3) as lanes:
+        async with stage.bench.instance(lease_ttl=3) as lanes:
             await lanes.submit("echo", "planned", run_at=time.time() + HOUR / 2)
-            await stage.bench.settle(lanes)
+            await stage.bench.settle()
             stage.set_clock(HOUR)
             stage.clock.jump(1.1)  # too soon for the slow look of a worker
             for _ in range(500):
@@ -169,11 +168,11 @@ def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_
     stage: Stage,
 ) -> None:
     async def story() -> None:
-        async with stage.bench.doomed(Submission(name="echo", payload="again")):
+        async with stage.bench.doomed(new_job("again")):
             stage.set_clock(-HOUR)
-        async with stage.bench.lanes(lease_ttl=LEASE) as lanes:
+        async with stage.bench.instance(lease_ttl=LEASE):
             for _ in range(5):  # a lease, which began at the last act before
-                await stage.bench.advance(LEASE / 4, lanes)
+                await stage.bench.advance(LEASE / 4)
             assert stage.bench.log == ["again"]
 
     trio.run(story, clock=stage.clock)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from trio_lanes import LaneConfig, RateLimit
-from trio_lanes.durable import Retry, Submission, ValkeyStore, current_job
-from trio_lanes.durable.testing._bench import LEASE, Bench
+from trio_lanes.durable import Retry, ValkeyStore, current_job
+from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
 
 from .clock import BOUNDED, EPOCH, StoreClock
 from .place import Place
@@ -57,7 +58,7 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
 
     async def story() -> None:
         limits = {"main": 9, "rated": LaneConfig(concurrency=9, rate=TWO)}
-        async with bench.lanes(
+        async with bench.instance(
             lanes=limits, quotas={"q": TWO}, handlers={"fail_once": fail_once}, lease_ttl=30
         ) as lanes:
             for time in times:
@@ -71,18 +72,18 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
                     await lanes.submit("echo", "rated", lane="rated")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(spend, lanes)
-                    await bench.settle(lanes)
+                    await bench.settle()
                     clock.set_clock(time)
                     await lanes.submit("echo", "after", delay=5)
-                    await bench.advance(0.5, lanes)
+                    await bench.advance(0.5)
                     now = [f"long {time} begins", *["rated"] * 2, *["spent"] * 2]
                     assert sorted(bench.log) == sorted(now)
-                    await bench.advance(0.6, lanes)
+                    await bench.advance(0.6)
                     assert sorted(bench.log) == sorted([*now, "rated", "spent"])
-                await bench.advance(4.5, lanes)
+                await bench.advance(4.5)
                 later = ["before", "after", "retried", "paused"]
                 assert sorted(bench.log) == sorted([*now, "rated", "spent", *later])
-                await bench.advance(15, lanes)
+                await bench.advance(15)
                 bench.gate(f"long {time}").set()
                 await long.wait()
                 assert [run.how for run in (await long.status()).history] == ["succeeded"]
@@ -95,11 +96,11 @@ def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_
     bench: Bench, clock: StoreClock
 ) -> None:
     async def story() -> None:
-        async with bench.doomed(Submission(name="echo", payload="again")):
+        async with bench.doomed(new_job("again")):
             clock.set_clock(-HOUR)
-        async with bench.lanes(lease_ttl=LEASE) as lanes:
+        async with bench.instance(lease_ttl=LEASE):
             for _ in range(5):  # a lease, which began at the last act before
-                await bench.advance(LEASE / 4, lanes)
+                await bench.advance(LEASE / 4)
             assert bench.log == ["again"]
 
     trio.run(story, clock=clock)
@@ -109,14 +110,17 @@ def test_an_instance_that_calls_seldom_does_not_hold_the_time_of_the_others_back
     bench: Bench, clock: StoreClock
 ) -> None:
     async def story() -> None:
-        async with bench.lanes(worker=False) as seldom, bench.lanes(lease_ttl=30) as lanes:
+        async with bench.instance(lease_ttl=30) as lanes, bench.instance(worker=False) as seldom:
             await lanes.submit("echo", "late", delay=35)
             for _ in range(3):
-                await bench.advance(10, lanes)
-            await bench.advance(4, seldom)
+                await bench.advance(10)  # with calls of the worker alone
+            clock.jump(4)
+            await seldom.pause_for("session:unused", 0)
+            await trio.testing.wait_all_tasks_blocked()
             assert bench.log == []
-            await bench.advance(1, seldom)
-            await bench.settle(lanes)
+            clock.jump(1)
+            await seldom.pause_for("session:unused", 0)
+            await bench.settle()
             assert bench.log == ["late"]
 
     trio.run(story, clock=clock)
@@ -136,25 +140,25 @@ def test_run_at_follows_the_clock_of_the_server(
         clock.set_clock(ahead)
 
     async def story() -> None:
-        async with bench.lanes() as lanes:
+        async with bench.instance() as lanes:
             for minutes in (10, 30, 50):
                 await lanes.submit("echo", minutes, run_at=wall() + minutes * MINUTE)
             await lanes.submit("echo", "delayed", delay=15 * MINUTE)
             set_to(10 * MINUTE)
-            await bench.advance(1, lanes)
+            await bench.advance(1)
             assert bench.log == [10]
             set_to(-10 * MINUTE)
-            await bench.advance(1, lanes)
-            await bench.advance(15 * MINUTE, lanes)
+            await bench.advance(1)
+            await bench.advance(15 * MINUTE)
             assert bench.log == [10, "delayed"]
-            await bench.advance(24 * MINUTE, lanes)  # of 39 minutes 10 were set back
+            await bench.advance(24 * MINUTE)  # of 39 minutes 10 were set back
             assert bench.log == [10, "delayed"]
-            await bench.advance(MINUTE, lanes)
+            await bench.advance(MINUTE)
             assert bench.log == [10, "delayed", 30]
             assert (await lanes.check()).problems == ()
         set_to(10 * MINUTE)  # while no worker is there
-        async with bench.lanes() as lanes:
-            await bench.settle(lanes)
+        async with bench.instance() as lanes:
+            await bench.settle()
             assert bench.log == [10, "delayed", 30, 50]
 
     monkeypatch.setattr("time.time", wall)

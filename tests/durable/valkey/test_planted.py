@@ -56,7 +56,7 @@ FOUND_BY_SUITE = {
     "a recorded cancellation is forgotten": "test_a_cancelled_run_is_not_postponed_or_given_back",
     "a run that is given back goes to the tail": "test_the_runs_of_a_crash_go_before_waiting_jobs",
     "the fence of a finish is not compared": (
-        "test_a_step_that_is_asked_again_gives_the_same_claims_and_does_nothing_more"
+        "test_a_step_asked_again_gives_the_same_claims_and_does_nothing_more"
     ),
 }
 """The story that fails; every other fault is found by the comparison."""

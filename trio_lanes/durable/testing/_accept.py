@@ -15,25 +15,24 @@ from .. import (
     RetryPolicy,
     Submission,
 )
-from ._bench import Bench, stories
+from ._bench import Bench
 
 
-@stories
-class AcceptStories:
+class AcceptStories(Bench):
     """Tests of acceptance."""
 
-    async def test_the_same_key_is_the_same_job_until_it_is_forgotten(self, bench: Bench) -> None:
-        async with bench.lanes(result_ttl=5) as lanes:
+    async def test_the_same_key_is_the_same_job_until_it_is_forgotten(self) -> None:
+        async with self.instance(result_ttl=5) as lanes:
             job = await lanes.submit("echo", {"a": 1}, session="s", key="k")
             assert (await lanes.submit("echo", {"a": 1}, session="s", key="k")).id == job.id
             await job.wait()
             assert (await lanes.submit("echo", {"a": 1}, session="s", key="k")).id == job.id
-            assert bench.log == [{"a": 1}]
+            assert self.log == [{"a": 1}]
             two = await lanes.submit("echo", {"a": {"b": 1, "c": 2}, "d": 3}, key="two")
             again = await lanes.submit("echo", {"d": 3, "a": {"c": 2, "b": 1}}, key="two")
             assert again.id == two.id  # fields have no order
             await two.wait()
-            del bench.log[1:]
+            del self.log[1:]
             for changes in (
                 {"name": "other"},
                 {"session": "t"},
@@ -42,46 +41,44 @@ class AcceptStories:
             ):
                 first = {"name": "echo", "payload": {"a": 1}, "session": "s", "key": "k"}
                 asked: dict[str, Any] = first | changes
-                with bench.raises(KeyConflictError) as caught:
+                with self.raises(KeyConflictError) as caught:
                     await lanes.submit(**asked)
                 assert (caught[0].id, caught[0].field) == (job.id, next(iter(changes)))
             assert [one.id for one in await lanes.jobs()] == [job.id, two.id]
-            await bench.advance(5.1, lanes)
-            await bench.fails(job, ResultGoneError)
-            with bench.raises(ResultGoneError):
+            await self.advance(5.1)
+            await self.fails(job, ResultGoneError)
+            with self.raises(ResultGoneError):
                 await job.status()
             assert await lanes.jobs() == []
             assert (await lanes.submit("echo", "other", key="k")).id != job.id
 
-    async def test_a_key_is_its_jobs_in_every_state_until_that_is_purged(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_key_is_its_jobs_in_every_state_until_that_is_purged(self) -> None:
         policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0.0)
-        async with bench.lanes(retry=policy) as lanes:
+        async with self.instance(retry=policy) as lanes:
 
             async def again() -> int:
                 return (await lanes.submit("bad", 1, session="s", key="k", delay=1)).id
 
             id = await again()
             for state in (DurableState.PARKED, DurableState.PARKED, DurableState.DEAD):
-                assert await bench.state(lanes, id) is state
+                assert await self.state(id) is state
                 assert await again() == id
-                await bench.advance(1.1, lanes)
-            assert bench.log == [1, 1]
+                await self.advance(1.1)
+            assert self.log == [1, 1]
             assert await lanes.requeue(id)
-            await bench.settle(lanes)
-            assert (await again(), bench.log) == (id, [1, 1, 1])
-            await bench.advance(1.1, lanes)
-            assert await bench.state(lanes, id) is DurableState.DEAD
+            await self.settle()
+            assert (await again(), self.log) == (id, [1, 1, 1])
+            await self.advance(1.1)
+            assert await self.state(id) is DurableState.DEAD
             assert await lanes.purge(id) == 1
             assert await again() != id
 
-            gate = await bench.submitted(lanes, "gate", "a", key="running")
+            gate = await self.submitted("gate", "a", key="running")
             assert (await lanes.submit("gate", "a", key="running")).id == gate.id
-            assert bench.begun() == ["a"]
+            assert self.begun() == ["a"]
 
-    async def test_many_are_accepted_together_or_not_at_all(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_many_are_accepted_together_or_not_at_all(self) -> None:
+        async with self.instance() as lanes:
             await lanes.pause("main")
             one = Submission(name="echo", payload=1, key="k")
             two, three = await lanes.submit_many([one, one])
@@ -94,38 +91,36 @@ class AcceptStories:
                 ([new, different], KeyConflictError),
                 ([new, Submission(name="echo", lane="nowhere")], UnknownLaneError),
             ):
-                with bench.raises(error):
+                with self.raises(error):
                     await lanes.submit_many(batch)
                 assert (await lanes.statistics()).waiting == 1
             assert await lanes.submit_many([]) == []
 
-    async def test_a_lane_that_is_full_accepts_nothing(self, bench: Bench) -> None:
-        async with bench.lanes(lanes={"main": LaneConfig(max_waiting=2, paused=True)}) as lanes:
-            with bench.raises(LaneFullError):
+    async def test_a_lane_that_is_full_accepts_nothing(self) -> None:
+        async with self.instance(lanes={"main": LaneConfig(max_waiting=2, paused=True)}) as lanes:
+            with self.raises(LaneFullError):
                 await lanes.submit_many([Submission(name="echo", payload=n) for n in range(3)])
             assert (await lanes.statistics()).waiting == 0
             await lanes.submit("echo", 1, delay=5)
             await lanes.submit("echo", 2)
-            with bench.raises(LaneFullError):
+            with self.raises(LaneFullError):
                 await lanes.submit("echo", 3)
             await lanes.configure({"main": LaneConfig(max_waiting=math.inf)})
             await (await lanes.submit("echo", 3)).wait()
 
-    async def test_a_payload_that_is_not_json_or_too_large_is_refused_alone(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_payload_that_is_not_json_or_too_large_is_refused_alone(self) -> None:
         async def too_much(payload: Any) -> Any:
-            bench.log.append("ran")
+            self.log.append("ran")
             return "x" * most if payload == "large" else {1, 2}
 
-        async with bench.lanes(handlers={"too_much": too_much}) as lanes:
+        async with self.instance(handlers={"too_much": too_much}) as lanes:
             most = lanes._store.max_payload
             for payload in (object(), math.nan, "x" * most, "\ud800"):
-                with bench.raises(PayloadError):
+                with self.raises(PayloadError):
                     await lanes.submit("echo", payload)
             assert (await lanes.statistics()).waiting == 0
             for kind in ("large", "no json"):
                 job = await lanes.submit("too_much", kind)
-                await bench.fails(job, DurableJobError)
+                await self.fails(job, DurableJobError)
                 assert (await job.status()).state is DurableState.FAILED
-            assert bench.log == ["ran", "ran"]
+            assert self.log == ["ran", "ran"]

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ... import RateLimit
-from .. import Finish, LaneLimit, SubmittedJob, Succeeded
-from ._bench import Bench, Played, stories
+from .. import Finish, LaneLimit, Succeeded
+from ._bench import Bench, Played, new_job
 
 
-@stories
-class AffinityStories:
+class AffinityStories(Bench):
     """A test of affinity."""
 
-    async def test_a_session_stays_for_a_while_with_the_instance_that_ran_its_last_job(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_session_stays_for_a_while_where_its_last_job_ran(self) -> None:
         async def turn_of(store: Played, room: int) -> float | None:
             """Run a job of the session; or return when one that waits may be claimed, or 0."""
             step = await store.step([], 9)
@@ -25,15 +22,15 @@ class AffinityStories:
             await store.step(ends, room)
             return None
 
-        if not (bench.store().leased and bench.virtual):
+        if not (self.leased and self.virtual):
             return  # it takes one instance, or the time is real
         rates = (RateLimit(1000, per=1.0, algorithm="sliding"),)
         lanes = {"main": LaneLimit(9), "rated": LaneLimit(9, rates=rates)}
-        job = SubmittedJob(name="echo", session="s")
-        rated = SubmittedJob(name="echo", session="rated", lane="rated")
+        job = new_job(session="s")
+        rated = new_job(session="rated", lane="rated")
         of: dict[str, Any] = {"affinity": 60.0, "lease_ttl": 3600.0, "lanes": lanes}
-        async with bench.playing(**of) as home, bench.lanes(worker=False) as asking:
-            async with bench.playing(**of) as other:
+        async with self.playing(**of) as home, self.instance(worker=False):
+            async with self.playing(**of) as other:
                 await home.enqueue([rated])
                 assert await turn_of(home, 9) is None
                 await home.enqueue([rated])
@@ -51,8 +48,8 @@ class AffinityStories:
                 await home.enqueue([job])
                 assert await turn_of(home, 9) is not None
             assert await turn_of(home, 9) is None  # its home has left
-            async with bench.playing(**of) as other:
+            async with self.playing(**of) as other:
                 await other.enqueue([job])
                 assert await turn_of(other, 9) is not None
-                await bench.advance(60.0, asking)
+                await self.advance(60.0)
                 assert await turn_of(other, 9) is None

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,8 @@ from .. import (
     RetryPolicy,
     Step,
     Store,
-    Submission,
     SubmittedJob,
+    Succeeded,
     current_job,
     open_durable_lanes,
 )
@@ -42,6 +42,7 @@ LEASE: Final = 1.0
 """Seconds of the lease of instances that a test lets die."""
 REAL_PAUSE: Final = 0.05
 ONCE: Final = RetryPolicy(max_attempts=1)
+SUCCEEDED: Final = Succeeded("1")
 STOP: Final = '{"reason": null}'
 ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 HUNG_AFTER: Final = 180.0
@@ -88,15 +89,37 @@ class Played:
         self._steps += 1
         return await self.store.step(self._steps, finished, room)
 
+    async def claim(self, room: int = 1) -> tuple[Claim, ...]:
+        """Claim jobs by the next step."""
+        return (await self.step([], room)).claims
+
+    async def begin(self, *jobs: SubmittedJob) -> tuple[Claim, ...]:
+        """Accept jobs, and claim as many."""
+        await self.enqueue(jobs)
+        return await self.claim(len(jobs))
+
+    async def end(self, run: Claim, outcome: Any = SUCCEEDED, room: int = 0) -> Step:
+        """End a run by the next step, and claim up to ``room`` jobs."""
+        return await self.step(ends(outcome, run), room)
+
+
+def ends(outcome: Any, *runs: Claim) -> list[Finish]:
+    """Return the ends of runs, which have the same outcome."""
+    return [Finish(run.id, run.fence, outcome) for run in runs]
+
+
+def new_job(payload: object = 1, name: str = "echo", **options: Any) -> SubmittedJob:
+    """Return a job as lanes give it to a store."""
+    return SubmittedJob(name=name, payload=json.dumps(payload), **options)
+
 
 def ticket() -> str:
     """Return a ticket that no other call has."""
     return uuid.uuid4().hex
 
 
-@final
 class Bench:
-    """The store, the clock and the handlers of one test.
+    """The store, the clock and the handlers of one test, which is a story of a subclass.
 
     Attributes:
       log: the entries of the handlers, in order.
@@ -115,6 +138,7 @@ class Bench:
         self._clock = clock
         self._pause = pause
         self._gates: dict[str, trio.Event] = {}
+        self._open: list[DurableLanes] = []
         self.log: list[Any] = []
         self.fences: list[int] = []
 
@@ -122,6 +146,16 @@ class Bench:
     def virtual(self) -> bool:
         """Whether the time of the test is virtual."""
         return self._clock is not None
+
+    @property
+    def leased(self) -> bool:
+        """Whether instances have leases; else a store takes one instance that works."""
+        return self.store().leased
+
+    @property
+    def lanes(self) -> DurableLanes:
+        """The first instance that is open."""
+        return self._open[0]
 
     def store(self) -> Store:
         """Return a store over the data of this test."""
@@ -132,15 +166,16 @@ class Bench:
         return Played(self.store())
 
     @asynccontextmanager
-    async def playing(self, **options: Any) -> AsyncIterator[Played]:
-        """Play an instance that has joined, and leaves at the end of the block."""
+    async def playing(self, *, dies: bool = False, **options: Any) -> AsyncIterator[Played]:
+        """Play an instance that has joined, and leaves at the end of the block, unless it dies."""
         store = self.played()
         async with store.open(opening(**options)):
             await store.join()
             yield store
-            await store.leave()
+            if not dies:
+                await store.leave()
 
-    def lanes(
+    def instance(
         self, *, only: Sequence[str] = (), lanes: Any = None, **options: Any
     ) -> AbstractAsyncContextManager[DurableLanes]:
         """Return durable lanes with the handlers of this bench, or with some of them."""
@@ -156,7 +191,19 @@ class Bench:
         options.setdefault("lease_ttl", 3600)
         options.setdefault("grace", 0)
         limits = {"main": 4, "cron": 1} if lanes is None else lanes
-        return open_durable_lanes(options.pop("store", self.store()), handlers, limits, **options)
+        store = options.pop("store", self.store())
+        return self._listed(open_durable_lanes(store, handlers, limits, **options))
+
+    @asynccontextmanager
+    async def _listed(
+        self, instance: AbstractAsyncContextManager[DurableLanes]
+    ) -> AsyncIterator[DurableLanes]:
+        async with instance as lanes:
+            self._open.append(lanes)
+            try:
+                yield lanes
+            finally:
+                self._open.remove(lanes)
 
     async def _echo(self, payload: Any) -> Any:
         self.log.append(payload)
@@ -187,13 +234,13 @@ class Bench:
         lines = [entry for entry in self.log if isinstance(entry, str)]
         return [entry.removesuffix(" begins") for entry in lines if entry.endswith(" begins")]
 
-    async def settle(self, lanes: DurableLanes) -> None:
+    async def settle(self) -> None:
         """Wait until nothing more happens without the passage of time."""
         if self._pause:  # the clock of a test may stand still
             await trio.to_thread.run_sync(time.sleep, self._pause)
         for _ in range(8):
             await trio.testing.wait_all_tasks_blocked()
-            await lanes.pause_for("session:unused", 0)  # returns after all earlier calls
+            await self.lanes.pause_for("session:unused", 0)  # returns after all earlier calls
         await trio.testing.wait_all_tasks_blocked()
 
     def open(self, *names: str) -> None:
@@ -201,48 +248,45 @@ class Bench:
         for name in names:
             self.gate(name).set()
 
-    async def submitted(self, lanes: DurableLanes, *args: Any, **options: Any) -> DurableJob:
+    async def submitted(self, *args: Any, **options: Any) -> DurableJob:
         """Submit a job, and wait until nothing more happens."""
-        job = await lanes.submit(*args, **options)
-        await self.settle(lanes)
+        job = await self.lanes.submit(*args, **options)
+        await self.settle()
         return job
 
-    async def opened(self, lanes: DurableLanes, name: str) -> None:
+    async def opened(self, name: str) -> None:
         """Open a gate, and wait until nothing more happens."""
         self.gate(name).set()
-        await self.settle(lanes)
+        await self.settle()
 
-    async def advance(self, seconds: float, lanes: DurableLanes) -> None:
+    async def advance(self, seconds: float) -> None:
         """Let time pass, and wait until nothing more happens."""
         if self._clock is None:
             await trio.sleep(seconds)
         else:
             self._clock.jump(seconds)
-        await self.settle(lanes)
+        await self.settle()
 
     async def lease_over(self, share: float = 1.1) -> None:
         """Let the leases of dead instances expire, or a share of their time pass."""
-        store = self.store()
-        if store.leased and self._clock is None:
+        if self.leased and self._clock is None:
             await trio.sleep(LEASE * share)
-        elif store.leased:
+        elif self.leased:
             assert self._clock is not None
             self._clock.jump(LEASE * share)
 
     @asynccontextmanager
-    async def doomed(self, *submissions: Submission, **options: Any) -> AsyncIterator[list[Claim]]:
+    async def doomed(self, *jobs: SubmittedJob, **options: Any) -> AsyncIterator[list[Claim]]:
         """Claim jobs as an instance that crashes at the end of the block."""
-        store = self.played()
-        async with store.open(opening(**options)):
-            await store.join()
-            if submissions:
-                await store.enqueue([checked(one) for one in submissions])
-            step = await store.step([], 100)
-            while not (step.claims or await store.beat()):
+        async with self.playing(dies=True, **options) as store:
+            if jobs:
+                await store.enqueue(jobs)
+            claims = await store.claim(100)
+            while not (claims or await store.beat()):
                 # the machine was so slow that the lease had expired
                 await store.join()
-                step = await store.step([], 100)
-            yield list(step.claims)
+                claims = await store.claim(100)
+            yield list(claims)
         await self.lease_over()
 
     @contextmanager
@@ -261,9 +305,9 @@ class Bench:
             await job.wait()
         return caught[0]
 
-    async def state(self, lanes: DurableLanes, id: int) -> DurableState:
+    async def state(self, id: int) -> DurableState:
         """Return the state of a job."""
-        return (await lanes.job(id).status()).state
+        return (await self.lanes.job(id).status()).state
 
 
 def this_run() -> DurableRun:
@@ -290,39 +334,20 @@ def opening(
     )
 
 
-def checked(one: Submission) -> SubmittedJob:
-    """Return a submission as lanes give it to a store."""
-    return SubmittedJob(
-        name=one.name,
-        payload=json.dumps(one.payload),
-        session=one.session,
-        lane=one.lane,
-        priority=one.priority,
-        key=one.key,
-        delay=one.delay,
-        timeout=one.timeout,
-        retry=None if one.retry is None else one.retry.to_json(),
-        cost=one.cost if isinstance(one.cost, Mapping) else {"requests": one.cost},
-    )
+def plain_tests(cls: type[Bench]) -> dict[str, Callable[[Any], None]]:
+    """Return the stories of a class as plain methods, which any test runner can call.
 
-
-def stories(cls: type[T]) -> type[T]:
-    """Make each async test of a class a plain method, which any test runner can call.
-
-    The suite, which inherits it, has ``make_store``, ``make_clock`` and ``real_pause``.
+    The class that has them has ``make_store``, ``make_clock`` and ``real_pause``.
     """
-    for name, tell in [*vars(cls).items()]:
-        if name.startswith("test_"):
-            setattr(cls, name, _plain(tell))
-    return cls
+    return {name: _plain(cls, tell) for name, tell in vars(cls).items() if name.startswith("test_")}
 
 
-def _plain(tell: Callable[[Any, Bench], Awaitable[None]]) -> Callable[[Any], None]:
+def _plain(cls: type[Bench], tell: Callable[[Any], Awaitable[None]]) -> Callable[[Any], None]:
     def test(self: Any) -> None:
         clock: trio.testing.MockClock | None = self.make_clock()
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(self.make_store, Path(folder), clock, self.real_pause)
-            trio.run(_in_time, partial(tell, self, bench), bench, clock=clock)
+            bench = cls(self.make_store, Path(folder), clock, self.real_pause)
+            trio.run(_in_time, partial(tell, bench), bench, clock=clock)
 
     test.__name__ = tell.__name__
     test.__qualname__ = tell.__qualname__

@@ -10,8 +10,8 @@ from typing import Any
 import trio
 
 from ... import Cause, LaneConfig, LaneGroup, RateLimit
-from .. import DurableLanes, ResultGoneError, RetryPolicy, Submission
-from ._bench import ONCE, Bench, stories, this_run
+from .. import DurableLanes, ResultGoneError, RetryPolicy
+from ._bench import ONCE, Bench, new_job, this_run
 
 RATE = RateLimit(1, per=60.0, algorithm="sliding")
 
@@ -41,23 +41,20 @@ async def stubborn(bench: Bench, **options: Any) -> AsyncIterator[DurableLanes]:
         with trio.CancelScope(shield=True):
             await bench.gate(payload).wait()
 
-    async with bench.lanes(handlers={"stubborn": goes_on}, **options) as lanes:
+    async with bench.instance(handlers={"stubborn": goes_on}, **options) as lanes:
         yield lanes
 
 
-@stories
-class CauseStories:
+class CauseStories(Bench):
     """Incidents, and the causes that one question finds."""
 
-    async def test_the_cause_is_a_rate_that_holds_another_job_of_the_session(
-        self, bench: Bench
-    ) -> None:
+    async def test_the_cause_is_a_rate_that_holds_another_job_of_the_session(self) -> None:
         config = LaneConfig(concurrency=5, rate=RATE)
-        async with bench.lanes(lanes={"main": 5, "provider": config}) as lanes:
+        async with self.instance(lanes={"main": 5, "provider": config}) as lanes:
             await (await lanes.submit("echo", 0, lane="provider")).wait()
             before = [await lanes.submit("echo", n, lane="provider") for n in range(2)]
             head = await lanes.submit("echo", 3, lane="provider", session="s")
-            job = await bench.submitted(lanes, "echo", 4, session="s")
+            job = await self.submitted("echo", 4, session="s")
             cause = await only_cause(lanes, job.id)
             assert (cause.kind, cause.lane) == ("rate", "provider")
             assert cause.chain == ((head.id, "of its session"),)
@@ -72,24 +69,22 @@ class CauseStories:
             assert first.chain == ()
             assert await job.root_causes() == await lanes.root_causes(job.id)
 
-    async def test_the_cause_is_a_rate_in_a_unit_of_which_no_time_is_known(
-        self, bench: Bench
-    ) -> None:
+    async def test_the_cause_is_a_rate_in_a_unit_of_which_no_time_is_known(self) -> None:
         rate = RateLimit(100, per=60.0, unit="tokens", algorithm="sliding")
         groups = {"g": LaneGroup(["main"], rate=rate)}
-        async with bench.lanes(lanes={"main": 5}, groups=groups) as lanes:
+        async with self.instance(lanes={"main": 5}, groups=groups) as lanes:
             await (await lanes.submit("echo", 0, cost={"tokens": 100})).wait()
             first = await lanes.submit("echo", 1, cost={"tokens": 10})
-            second = await bench.submitted(lanes, "echo", 2, cost={"tokens": 10})
+            second = await self.submitted("echo", 2, cost={"tokens": 10})
             assert (await only_cause(lanes, first.id)).seconds is not None
             at = 'rate of "g": 100 tokens a minute, 1 before it'
             assert await lines(lanes, second.id) == [f"{second.id} ← {at}"]
 
-    async def test_the_cause_is_a_lane_without_a_free_slot(self, bench: Bench) -> None:
-        async with bench.lanes(lanes={"main": 1}) as lanes:
-            first = await bench.submitted(lanes, "gate", "a")
+    async def test_the_cause_is_a_lane_without_a_free_slot(self) -> None:
+        async with self.instance(lanes={"main": 1}) as lanes:
+            first = await self.submitted("gate", "a")
             await lanes.submit("gate", "b")
-            third = await bench.submitted(lanes, "gate", "c")
+            third = await self.submitted("gate", "c")
             cause = await only_cause(lanes, third.id)
             assert (cause.kind, cause.jobs) == ("concurrency", (first.id,))
             assert line(cause).startswith(
@@ -99,49 +94,49 @@ class CauseStories:
             assert line(cause).endswith(" s, 1 before it")
             assert cause.advice == f'raise the concurrency of "main", or cancel {first.id}'
             await lanes.configure({"main": 0})
-            await bench.opened(lanes, "a")
+            await self.opened("a")
             cause = await only_cause(lanes, third.id)
             assert line(cause) == f'{third.id} ← slots of "main": it has none'
             assert cause.advice == 'raise the concurrency of "main"'
 
-    async def test_the_cause_is_the_group_of_a_lane_or_its_reservations(self, bench: Bench) -> None:
+    async def test_the_cause_is_the_group_of_a_lane_or_its_reservations(self) -> None:
         groups = {"g": LaneGroup(["main", "cron"], concurrency=2, reserve={"cron": 1})}
-        async with bench.lanes(lanes={"main": 5, "cron": 5}, groups=groups) as lanes:
-            first = await bench.submitted(lanes, "gate", "a")
-            second = await bench.submitted(lanes, "gate", "b")
+        async with self.instance(lanes={"main": 5, "cron": 5}, groups=groups) as lanes:
+            first = await self.submitted("gate", "a")
+            second = await self.submitted("gate", "b")
             at = 'tokens of the group "g": those left are reserved for other lanes'
             assert await lines(lanes, second.id) == [f"{second.id} ← {at}"]
-            await bench.submitted(lanes, "gate", "c", lane="cron")
+            await self.submitted("gate", "c", lane="cron")
             cause = await only_cause(lanes, second.id)
             assert (cause.kind, cause.lane, cause.jobs) == ("group", "g", (first.id,))
             assert cause.root.startswith('tokens of the group "g": all 2 in use, longest by ')
 
-    async def test_the_cause_is_a_pause(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_the_cause_is_a_pause(self) -> None:
+        async with self.instance() as lanes:
             await lanes.pause("main")
             await lanes.pause_for("session:s", 100)
-            job = await bench.submitted(lanes, "echo", session="s")
+            job = await self.submitted("echo", session="s")
             by_session, by_lane = await lanes.root_causes(job.id)
             assert line(by_lane) == f'{job.id} ← pause of "main"'
             assert by_lane.advice == 'resume "main"'
             assert line(by_session).startswith(f'{job.id} ← pause of "session:s", in about ')
             assert by_session.seconds is not None
             assert 50 < by_session.seconds <= 100
-            last = await bench.submitted(lanes, "echo", session="s")
+            last = await self.submitted("echo", session="s")
             assert {cause.lane for cause in await lanes.root_causes(last.id)} == {
                 "main",
                 "session:s",
             }
 
-    async def test_the_cause_is_a_delay_or_a_retry_of_the_head(self, bench: Bench) -> None:
+    async def test_the_cause_is_a_delay_or_a_retry_of_the_head(self) -> None:
         policy = RetryPolicy(max_attempts=3, backoff=(50.0, 50.0), jitter=0.0)
-        async with bench.lanes(retry=policy) as lanes:
+        async with self.instance(retry=policy) as lanes:
             delayed = await lanes.submit("echo", delay=600, session="s")
             cause = await only_cause(lanes, delayed.id)
             assert line(cause).startswith(f"{delayed.id} ← its delay, in about ")
             assert cause.advice == f"promote {delayed.id}"
-            head = await bench.submitted(lanes, "bad", session="t")
-            job = await bench.submitted(lanes, "echo", session="t")
+            head = await self.submitted("bad", session="t")
+            job = await self.submitted("echo", session="t")
             cause = await only_cause(lanes, job.id)
             assert (cause.kind, cause.advice) == ("retry", f"promote {head.id}")
             assert line(cause).startswith(
@@ -149,13 +144,11 @@ class CauseStories:
                 "(ValueError: no), in about "
             )
 
-    async def test_the_cause_is_a_dead_job_that_keeps_the_session_closed(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(retry=ONCE, on_dead="hold") as lanes:
-            dead = await bench.submitted(lanes, "bad", session="s")
+    async def test_the_cause_is_a_dead_job_that_keeps_the_session_closed(self) -> None:
+        async with self.instance(retry=ONCE, on_dead="hold") as lanes:
+            dead = await self.submitted("bad", session="s")
             await lanes.submit("echo", session="s")
-            job = await bench.submitted(lanes, "echo", session="s")
+            job = await self.submitted("echo", session="s")
             cause = await only_cause(lanes, job.id)
             assert (cause.kind, cause.jobs) == ("dead", (dead.id,))
             root = f"{dead.id} 'bad' of its session, which is dead: ValueError: no"
@@ -163,28 +156,26 @@ class CauseStories:
             assert cause.advice == f"requeue or purge {dead.id}"
             assert await lanes.root_causes(dead.id) == ()
 
-    async def test_the_cause_is_that_no_instance_lives_or_none_has_the_handler(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(worker=False) as asking:
+    async def test_the_cause_is_that_no_instance_lives_or_none_has_the_handler(self) -> None:
+        async with self.instance(worker=False) as asking:
             first = await asking.submit("other", session="s")
             job = await asking.submit("echo", session="s")
             way = f"{job.id} ← {first.id} of its session ← "
             assert await lines(asking, job.id) == [f"{way}no instance lives"]
             assert (await only_cause(asking, job.id)).advice == "start a worker"
-            async with bench.lanes(only=["echo"]) as lanes:
-                await bench.settle(lanes)
+            async with self.instance(only=["echo"]):
+                await self.settle()
                 cause = await only_cause(asking, job.id)
                 assert line(cause) == f"{way}no live instance has the handler 'other'"
                 assert cause.advice == "start a worker with the handler 'other'"
-            with bench.raises(ResultGoneError):
+            with self.raises(ResultGoneError):
                 await asking.root_causes(10**9)
 
-    async def test_the_cause_is_a_body_that_runs(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
-            first = await bench.submitted(lanes, "gate", "a", session="s")
-            job = await bench.submitted(lanes, "echo", session="s")
-            await bench.advance(0.5, lanes)
+    async def test_the_cause_is_a_body_that_runs(self) -> None:
+        async with self.instance() as lanes:
+            first = await self.submitted("gate", "a", session="s")
+            job = await self.submitted("echo", session="s")
+            await self.advance(0.5)
             cause = await only_cause(lanes, job.id)
             assert (cause.kind, cause.jobs, cause.advice) == (
                 "body",
@@ -196,17 +187,15 @@ class CauseStories:
             )
             assert await lanes.root_causes(first.id) == ()
 
-    async def test_the_cause_is_a_body_that_outlives_its_timeout_or_its_cancellation(
-        self, bench: Bench
-    ) -> None:
-        if not bench.virtual:
+    async def test_the_cause_is_a_body_that_outlives_its_timeout_or_its_cancellation(self) -> None:
+        if not self.virtual:
             return
-        async with stubborn(bench) as lanes:
+        async with stubborn(self) as lanes:
             first = await lanes.submit("stubborn", "a", session="s", timeout=20.0)
-            job = await bench.submitted(lanes, "echo", session="s")
-            await bench.advance(29, lanes)
+            job = await self.submitted("echo", session="s")
+            await self.advance(29)
             assert (await lines(lanes, job.id))[0].endswith(" s")
-            await bench.advance(2, lanes)
+            await self.advance(2)
             cause = await only_cause(lanes, job.id)
             assert line(cause).endswith(", past its timeout of 20 s")
             assert cause.advice is not None
@@ -214,41 +203,39 @@ class CauseStories:
             await lanes.cancel(first.id)
             cause = await only_cause(lanes, job.id)
             assert line(cause).endswith(" s, although it was asked to stop")
-            bench.open("a")
+            self.open("a")
 
-    async def test_the_cause_is_a_run_on_an_instance_that_is_gone(self, bench: Bench) -> None:
-        if not bench.store().leased:
+    async def test_the_cause_is_a_run_on_an_instance_that_is_gone(self) -> None:
+        if not self.leased:
             return  # its store knows only a process, which is that of the test
-        async with bench.lanes(worker=False) as asking:
-            async with bench.doomed(Submission(name="gate", payload="a", session="s")):
+        async with self.instance(worker=False) as asking:
+            async with self.doomed(new_job("a", "gate", session="s")):
                 job = await asking.submit("echo", session="s")
             cause = await only_cause(asking, job.id)
             assert re.sub(r" on \S+ \d+", " on A", cause.root) == "'gate' ran on A, which is gone"
             assert cause.advice == "start a worker, which gives it back"
 
-    async def test_the_cause_is_a_suspect_before_it(self, bench: Bench) -> None:
-        for submitted in ([Submission(name="gate", payload=payload) for payload in "ab"], []):
-            async with bench.doomed(*submitted) as claims:
+    async def test_the_cause_is_a_suspect_before_it(self) -> None:
+        for submitted in ([new_job(payload, "gate") for payload in "ab"], []):
+            async with self.doomed(*submitted) as claims:
                 assert len(claims) == 2
-        async with bench.lanes() as lanes:
-            last = await bench.submitted(lanes, "echo")
+        async with self.instance() as lanes:
+            last = await self.submitted("echo")
             cause = await only_cause(lanes, last.id)
             assert cause.kind == "suspect"
             assert cause.root.startswith("one more crash could make it dead")
 
-    async def test_the_cause_is_the_holder_of_a_lock_which_waits_for_another_job(
-        self, bench: Bench
-    ) -> None:
+    async def test_the_cause_is_the_holder_of_a_lock_which_waits_for_another_job(self) -> None:
         async def locks(payload: Any) -> None:
             async with lanes.lock("index"):
                 async with this_run().yield_slot():
                     await lanes.job(child.id).wait()
 
-        async with bench.lanes(lanes={"main": 3}, handlers={"locks": locks}) as lanes:
+        async with self.instance(lanes={"main": 3}, handlers={"locks": locks}) as lanes:
             child = await lanes.submit("echo", delay=600)
-            holder = await bench.submitted(lanes, "locks")
-            second = await bench.submitted(lanes, "locks", session="s")
-            job = await bench.submitted(lanes, "echo", session="s")
+            holder = await self.submitted("locks")
+            second = await self.submitted("locks", session="s")
+            job = await self.submitted("echo", session="s")
             cause = next(one for one in await lanes.root_causes(job.id) if one.kind == "delay")
             assert cause.chain == (
                 (second.id, "of its session"),
@@ -256,64 +243,64 @@ class CauseStories:
                 (child.id, "that it waits for"),
             )
             assert cause.advice == f"promote {child.id}"
-            async with bench.lanes(worker=False) as asking:  # the wait is known to its instance
+            async with self.instance(worker=False) as asking:  # the wait is known to its instance
                 (lent,) = await lines(asking, job.id)
                 assert lent.endswith(" ← it has lent its slot on A")
 
-    async def test_the_cause_is_a_lock_of_a_task_outside_of_a_job(self, bench: Bench) -> None:
+    async def test_the_cause_is_a_lock_of_a_task_outside_of_a_job(self) -> None:
         async def locks(payload: Any) -> None:
             async with lanes.lock("index"):
                 pass
 
-        async with bench.lanes(handlers={"locks": locks}) as lanes:
+        async with self.instance(handlers={"locks": locks}) as lanes:
             async with lanes.lock("index"):
-                job = await bench.submitted(lanes, "locks")
+                job = await self.submitted("locks")
                 at = 'the lock "index", which a task outside of a job has'
                 assert await lines(lanes, job.id) == [f"{job.id} ← {at}"]
             await job.wait()
             assert await lanes.root_causes(job.id) == ()
 
-    async def test_the_cause_is_a_deadlock_of_locks(self, bench: Bench) -> None:
+    async def test_the_cause_is_a_deadlock_of_locks(self) -> None:
         async def locks(payload: Any) -> None:
             async with lanes.lock(payload[0]):
-                await bench.gate("both").wait()
+                await self.gate("both").wait()
                 async with lanes.lock(payload[1]):
                     pass
 
-        async with bench.lanes(lanes={"main": 2}, handlers={"locks": locks}) as lanes:
-            jobs = [await bench.submitted(lanes, "locks", order) for order in ("ab", "ba")]
-            last = await bench.submitted(lanes, "echo")
-            await bench.opened(lanes, "both")
+        async with self.instance(lanes={"main": 2}, handlers={"locks": locks}) as lanes:
+            jobs = [await self.submitted("locks", order) for order in ("ab", "ba")]
+            last = await self.submitted("echo")
+            await self.opened("both")
             cause = (await lanes.root_causes(last.id))[-1]
             assert (cause.kind, sorted(cause.jobs)) == ("deadlock", [job.id for job in jobs])
             assert cause.root == f"deadlock of {jobs[0].id}, {jobs[1].id}"
             await lanes.cancel(jobs[0].id)
             await jobs[1].wait()
 
-    async def test_the_cause_is_a_quota(self, bench: Bench) -> None:
+    async def test_the_cause_is_a_quota(self) -> None:
         async def spends(payload: Any) -> None:
             await lanes.quota("q").spend(tokens=payload)
 
         limit = RateLimit(100, per=60.0, algorithm="sliding", unit="tokens")
-        async with bench.lanes(handlers={"spends": spends}, quotas={"q": limit}) as lanes:
+        async with self.instance(handlers={"spends": spends}, quotas={"q": limit}) as lanes:
             await (await lanes.submit("spends", 60)).wait()
-            first = await bench.submitted(lanes, "spends", 50)
-            second = await bench.submitted(lanes, "spends", 1)
+            first = await self.submitted("spends", 50)
+            second = await self.submitted("spends", 1)
             cause = await only_cause(lanes, second.id)
             way = f'{second.id} ← {first.id} first for the quota "q" ← '
             at = 'quota "q": 60 used of 100 tokens a minute, in about '
             assert line(cause).startswith(way + at)
             assert cause.advice == 'raise the limit of the quota "q", or reset it'
 
-    async def test_the_search_for_causes_says_where_it_was_cut(self, bench: Bench) -> None:
+    async def test_the_search_for_causes_says_where_it_was_cut(self) -> None:
         async def follows(payload: Any) -> None:
             async with lanes.lock(f"lock {payload}"):
                 async with lanes.lock(f"lock {payload - 1}"):
                     pass
 
-        async with bench.lanes(lanes={"main": 99}, handlers={"follows": follows}) as lanes:
+        async with self.instance(lanes={"main": 99}, handlers={"follows": follows}) as lanes:
             async with lanes.lock("lock 0"):
                 for n in range(1, 53):
-                    job = await bench.submitted(lanes, "follows", n)
+                    job = await self.submitted("follows", n)
                 cause = await only_cause(lanes, job.id)
                 assert (cause.kind, cause.root) == ("unknown", "...")

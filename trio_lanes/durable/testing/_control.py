@@ -25,7 +25,6 @@ from .. import (
     DurableJobError,
     DurableState,
     Failed,
-    Finish,
     GroupLimit,
     JobDeadError,
     NoRetry,
@@ -35,14 +34,13 @@ from .. import (
     RetryPolicy,
     Selection,
     Submission,
-    SubmittedJob,
     UnknownHandlerError,
     current_job,
 )
 from ..acts.inspection import AllStatistics, JobsOf, StatusOf
 from ..acts.orders import Cancel, Clear, Configure, Purge, Requeue
 from ..store import LISTED, PAGE
-from ._bench import ERROR, ONCE, STOP, Bench, stories, this_run
+from ._bench import ERROR, ONCE, STOP, Bench, ends, new_job, this_run
 
 
 def failing(bench: Bench) -> dict[str, Any]:
@@ -58,82 +56,77 @@ def failing(bench: Bench) -> dict[str, Any]:
     return {"key": failure(KeyError("no")), "refused": failure(NoRetry("no"))}
 
 
-@stories
-class ControlStories:
+class ControlStories(Bench):
     """Tests of control and inspection."""
 
-    async def test_clear_takes_jobs_that_have_not_started_and_leaves_running_jobs_alone(
-        self, bench: Bench
-    ) -> None:
+    async def test_clear_takes_jobs_that_have_not_started_and_leaves_those_that_run(self) -> None:
         policy = RetryPolicy(backoff=(5.0, 5.0))
-        async with bench.lanes(retry=policy) as lanes:
+        async with self.instance(retry=policy) as lanes:
             running = await lanes.submit("gate", "a", session="s")
             waiting = await lanes.submit("echo", "b", session="s")
             delayed = await lanes.submit("echo", "c", session="s", delay=5)
             parked = await lanes.submit("bad", session="t")
             behind = await lanes.submit("echo", "t", session="t")
-            elsewhere = await bench.submitted(lanes, "echo", "d", lane="cron", delay=1)
+            elsewhere = await self.submitted("echo", "d", lane="cron", delay=1)
             assert await lanes.clear("session:s", "enough") == 2
             for job in (waiting, delayed):
-                error = await bench.fails(job, LaneClearedError)
+                error = await self.fails(job, LaneClearedError)
                 assert (error.lane, error.reason) == ("session:s", "enough")
             assert await lanes.clear("main") == 2
             for job in (parked, behind):
-                assert await bench.state(lanes, job.id) is DurableState.CANCELLED
-            bench.gate("a").set()
+                assert await self.state(job.id) is DurableState.CANCELLED
+            self.gate("a").set()
             assert await running.wait() == "a"
-            await bench.advance(1.1, lanes)
+            await self.advance(1.1)
             assert await elsewhere.wait() == "d"
-            with bench.raises(UnknownLaneError):
+            with self.raises(UnknownLaneError):
                 await lanes.clear("nowhere")
 
-    async def test_cancel_ends_a_waiting_job_and_stops_a_running_one(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_cancel_ends_a_waiting_job_and_stops_a_running_one(self) -> None:
+        async with self.instance() as lanes:
             running = await lanes.submit("gate", "a", session="s")
             waiting = await lanes.submit("echo", "b", session="s")
-            last = await bench.submitted(lanes, "echo", "c", session="s")
+            last = await self.submitted("echo", "c", session="s")
             assert await lanes.cancel(waiting.id, "not needed")
-            assert (await bench.fails(waiting, JobCancelledError)).reason == "not needed"
+            assert (await self.fails(waiting, JobCancelledError)).reason == "not needed"
             assert await lanes.cancel(running.id)
-            await bench.fails(running, JobCancelledError)
+            await self.fails(running, JobCancelledError)
             assert await last.wait() == "c"
-            assert bench.log == ["a begins", "a is cancelled", "c"]
+            assert self.log == ["a begins", "a is cancelled", "c"]
             assert not await lanes.cancel(running.id)
             assert not await lanes.cancel(10**9)
 
-    async def test_abort_stops_what_runs_in_a_session_and_not_what_waits(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes() as lanes, bench.lanes(worker=False) as elsewhere:
+    async def test_abort_stops_what_runs_in_a_session_and_not_what_waits(self) -> None:
+        async with self.instance() as lanes, self.instance(worker=False) as elsewhere:
             assert await elsewhere.running("alice") is None
             assert not await elsewhere.abort("alice")
             first = await lanes.submit("gate", "first", session="alice")
             after = await lanes.submit("gate", "after", session="alice")
-            other = await bench.submitted(lanes, "gate", "other", session="bob")
+            other = await self.submitted("gate", "other", session="bob")
             status = await elsewhere.running("session:alice")
             assert status is not None
             assert (status.id, status.state) == (first.id, DurableState.RUNNING)
             assert await elsewhere.abort("alice", "enough")
-            await bench.advance(2, lanes)  # longer than the interval of polling
-            assert (await bench.fails(first, JobCancelledError)).reason == "enough"
-            await bench.settle(lanes)
+            await self.advance(2)  # longer than the interval of polling
+            assert (await self.fails(first, JobCancelledError)).reason == "enough"
+            await self.settle()
             status = await lanes.running("alice")
             assert status is not None
             assert status.id == after.id
-            assert await bench.state(lanes, other.id) is DurableState.RUNNING
-            bench.gate("after").set()
+            assert await self.state(other.id) is DurableState.RUNNING
+            self.gate("after").set()
             await after.wait()
             await lanes.pause("session:alice")
             await lanes.submit("gate", "waits", session="alice")
             assert await lanes.running("alice") is None
             assert not await lanes.abort("alice")
-            with bench.raises(ValueError):
+            with self.raises(ValueError):
                 await lanes.running("")
 
-    async def test_a_job_that_is_put_first_is_the_next_of_its_session(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes, bench.lanes(worker=False) as elsewhere:
+    async def test_a_job_that_is_put_first_is_the_next_of_its_session(self) -> None:
+        async with self.instance() as lanes, self.instance(worker=False) as elsewhere:
             jobs = {"a": await lanes.submit("gate", "a", session="alice")}
-            await bench.settle(lanes)
+            await self.settle()
             for name in "bcdef":
                 jobs[name] = await lanes.submit("gate", name, session="alice")
             alone = await lanes.submit("gate", "alone")
@@ -143,9 +136,9 @@ class ControlStories:
             for id in (jobs["a"].id, alone.id, 10**9):
                 assert not await lanes.put_first(id)
             assert (await lanes.check()).problems == ()
-            bench.open("a", "alone", *"ecbdf")
+            self.open("a", "alone", *"ecbdf")
             await jobs["f"].wait()
-            assert [name for name in bench.begun() if name != "alone"] == [*"aecbdf"]
+            assert [name for name in self.begun() if name != "alone"] == [*"aecbdf"]
             assert not await lanes.put_first(jobs["f"].id)
 
             await lanes.pause("session:alice")
@@ -153,22 +146,22 @@ class ControlStories:
             assert await lanes.put_first(more[2].id)  # before a head that waits
             assert await lanes.put_first(more[0].id)
             assert (await lanes.check()).problems == ()
-            await bench.settle(lanes)
-            assert [await bench.state(lanes, one.id) for one in more] == [DurableState.WAITING] * 3
+            await self.settle()
+            assert [await self.state(one.id) for one in more] == [DurableState.WAITING] * 3
             await lanes.resume("session:alice")
             assert await more[0].wait() == 0
-            assert await bench.state(lanes, more[2].id) is DurableState.SUCCEEDED
+            assert await self.state(more[2].id) is DurableState.SUCCEEDED
             assert await more[1].wait() == 1
 
             first = await lanes.submit("echo", 1, session="bob", delay=1000)
             assert not await lanes.put_first(first.id)
 
-    async def test_a_parked_job_that_is_promoted_is_due_now(self, bench: Bench) -> None:
+    async def test_a_parked_job_that_is_promoted_is_due_now(self) -> None:
         policy = RetryPolicy(max_attempts=2, backoff=(500.0, 500.0), jitter=0.0)
-        async with bench.lanes(retry=policy) as lanes, bench.lanes(worker=False) as elsewhere:
+        async with self.instance(retry=policy) as lanes, self.instance(worker=False) as elsewhere:
             first = await lanes.submit("gate", "first", session="s")
             late = [await lanes.submit("echo", n, session="s", delay=900 - n) for n in range(3)]
-            behind = await bench.submitted(lanes, "echo", "behind", session="s")
+            behind = await self.submitted("echo", "behind", session="s")
             assert await elsewhere.promote(late[1].id)
             assert await lanes.promote(late[0].id)
             status = await lanes.job(late[0].id).status()
@@ -176,40 +169,40 @@ class ControlStories:
             for id in (first.id, late[0].id, behind.id, 10**9):
                 assert not await lanes.promote(id)
             assert (await lanes.check()).problems == ()
-            bench.open("first")
+            self.open("first")
             await late[0].wait()
-            await bench.settle(lanes)
-            assert bench.log == ["first begins", "first ends", "behind", 1, 0]
-            assert await bench.state(lanes, late[2].id) is DurableState.PARKED
+            await self.settle()
+            assert self.log == ["first begins", "first ends", "behind", 1, 0]
+            assert await self.state(late[2].id) is DurableState.PARKED
 
-            failed = await bench.submitted(lanes, "bad", "again", session="t")
-            after = await bench.submitted(lanes, "echo", "after", session="t")
-            alone = await bench.submitted(lanes, "echo", "alone", delay=900)
+            failed = await self.submitted("bad", "again", session="t")
+            after = await self.submitted("echo", "after", session="t")
+            alone = await self.submitted("echo", "alone", delay=900)
             assert await lanes.promote(alone.id)
             assert await alone.wait() == "alone"
             assert await lanes.promote(failed.id)  # it has kept its place
-            await bench.fails(failed, JobDeadError)
+            await self.fails(failed, JobDeadError)
             assert await after.wait() == "after"
-            assert bench.log[5:] == ["again", "alone", "again", "after"]
+            assert self.log[5:] == ["again", "alone", "again", "after"]
             assert not await lanes.promote(failed.id)
 
-        async with bench.lanes(worker=False) as asking:  # nothing queues the due jobs
+        async with self.instance(worker=False) as asking:  # nothing queues the due jobs
             due = await asking.submit("echo", session="u", delay=0.01)
-            await bench.advance(0.02, asking)
+            await self.advance(0.02)
             assert await asking.promote(due.id)
-            assert await bench.state(asking, due.id) is DurableState.WAITING
+            assert await self.state(due.id) is DurableState.WAITING
             assert not await asking.promote(due.id)
 
-    async def test_failures_are_grouped_by_handler_lane_and_error(self, bench: Bench) -> None:
+    async def test_failures_are_grouped_by_handler_lane_and_error(self) -> None:
         async def fails(payload: Any) -> None:
             raise (NoRetry if payload else ValueError)(f"no {payload}\nat all")
 
-        async with bench.lanes(retry=ONCE, handlers={"fails": fails}) as lanes:
+        async with self.instance(retry=ONCE, handlers={"fails": fails}) as lanes:
             jobs = [await lanes.submit("fails", payload) for payload in ("", "x", "")]
             jobs.append(await lanes.submit("fails", "x", lane="cron"))
-            await bench.settle(lanes)
+            await self.settle()
             for job in jobs:
-                await bench.fails(job, DurableJobError)
+                await self.fails(job, DurableJobError)
             first, *others = await lanes.failures()
             assert (first.handler, first.lane, first.error) == ("fails", "main", "ValueError: no ")
             assert (first.count, first.last) == (2, jobs[2].id)
@@ -218,42 +211,38 @@ class ControlStories:
             assert {one.lane for one in await lanes.failures("cron", handler="fails")} == {"cron"}
             assert [one.count for one in await lanes.failures(limit=1)] == [1]
 
-    async def test_an_instance_says_how_many_jobs_it_runs_by_lane(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes, bench.lanes(worker=False) as asking:
+    async def test_an_instance_says_how_many_jobs_it_runs_by_lane(self) -> None:
+        async with self.instance() as lanes, self.instance(worker=False) as asking:
             for name, lane in (("a", "main"), ("b", "main"), ("c", "cron")):
                 await lanes.submit("gate", name, lane=lane)
-            await bench.settle(lanes)
+            await self.settle()
             (one,) = await asking.instances()
             assert (one.running, one.lanes) == (3, {"main": 2, "cron": 1})
 
-    async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(self) -> None:
         async def stubborn(payload: Any) -> None:
             try:
                 await trio.sleep_forever()
             finally:
-                bench.log.append(f"{payload} stops")
+                self.log.append(f"{payload} stops")
                 raise ValueError("while it stopped")
 
-        async with bench.lanes(handlers={"stubborn": stubborn}) as lanes:
-            raising = await bench.submitted(lanes, "stubborn", "raises")
+        async with self.instance(handlers={"stubborn": stubborn}) as lanes:
+            raising = await self.submitted("stubborn", "raises")
             assert await lanes.cancel(raising.id, "stop")
             assert await lanes.cancel(raising.id, "stop again")
-            await bench.fails(raising, JobCancelledError)
-            assert bench.log == ["raises stops"]
+            await self.fails(raising, JobCancelledError)
+            assert self.log == ["raises stops"]
 
-    async def test_a_paused_lane_or_session_starts_nothing_until_resumed(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes() as lanes:
+    async def test_a_paused_lane_or_session_starts_nothing_until_resumed(self) -> None:
+        async with self.instance() as lanes:
             await lanes.pause("session:s")
             await lanes.pause("cron")
             job = await lanes.submit("echo", "s", session="s")
             cron = await lanes.submit("echo", "cron", lane="cron")
             await (await lanes.submit("echo", "t", session="t")).wait()
-            await bench.settle(lanes)
-            assert bench.log == ["t"]
+            await self.settle()
+            assert self.log == ["t"]
             statistics = await lanes.statistics()
             assert (statistics.lanes["cron"].paused, statistics.waiting) == (True, 2)
             await lanes.resume("session:s")
@@ -261,89 +250,83 @@ class ControlStories:
             await lanes.resume("cron")
             await cron.wait()
 
-    async def test_pause_for_ends_by_itself_and_only_ever_extends(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_pause_for_ends_by_itself_and_only_ever_extends(self) -> None:
+        async with self.instance() as lanes:
             for name in ("main", "session:s"):
                 await lanes.pause_for(name, 2)
                 await lanes.pause_for(name, 1)
             job = await lanes.submit("echo", "s", session="s", lane="cron")
             main = await lanes.submit("echo", "main")
-            await bench.advance(1.5, lanes)
-            assert bench.log == []
-            await bench.advance(1.0, lanes)
+            await self.advance(1.5)
+            assert self.log == []
+            await self.advance(1.0)
             await job.wait()
             await main.wait()
             await lanes.pause("main")
             await lanes.pause_for("main", 0.1)
             await lanes.submit("echo", "later")
-            await bench.advance(0.5, lanes)
+            await self.advance(0.5)
             assert (await lanes.statistics()).lanes["main"].paused
 
-    async def test_a_session_that_is_paused_while_it_waits_keeps_its_place(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(lanes={"main": 1}) as lanes:
+    async def test_a_session_that_is_paused_while_it_waits_keeps_its_place(self) -> None:
+        async with self.instance(lanes={"main": 1}) as lanes:
             await lanes.submit("gate", "a")
             await lanes.submit("gate", "b", session="b")
-            await bench.submitted(lanes, "gate", "c", session="c")
+            await self.submitted("gate", "c", session="c")
             await lanes.pause("session:b")
             await lanes.pause("session:b")
             await lanes.resume("session:b")
-            await bench.opened(lanes, "a")
-            assert bench.begun() == ["a", "b"]
+            await self.opened("a")
+            assert self.begun() == ["a", "b"]
 
-    async def test_a_head_keeps_its_turn_when_a_job_behind_it_is_cancelled(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(lanes={"main": 1}) as lanes:
+    async def test_a_head_keeps_its_turn_when_a_job_behind_it_is_cancelled(self) -> None:
+        async with self.instance(lanes={"main": 1}) as lanes:
             await lanes.submit("gate", "a")
             await lanes.submit("gate", "b", session="b")
             behind = await lanes.submit("gate", "behind b", session="b")
-            await bench.submitted(lanes, "gate", "c", session="c")
+            await self.submitted("gate", "c", session="c")
             assert await lanes.cancel(behind.id)
-            await bench.opened(lanes, "a")
-            assert bench.begun() == ["a", "b"]
+            await self.opened("a")
+            assert self.begun() == ["a", "b"]
 
-    async def test_a_paused_session_keeps_its_place_while_others_are_given_back(
-        self, bench: Bench
-    ) -> None:
-        many = [Submission(name="gate", payload=f"{n}") for n in range(4)]
-        paused = Submission(name="gate", payload="paused", session="a")
-        async with bench.doomed(*many, paused, Submission(name="gate", payload="last")) as claims:
+    async def test_a_paused_session_keeps_its_place_while_others_are_given_back(self) -> None:
+        many = [new_job(f"{n}", "gate") for n in range(4)]
+        paused = new_job("paused", "gate", session="a")
+        async with self.doomed(*many, paused, new_job("last", "gate")) as claims:
             assert len(claims) == 4
-            async with bench.lanes(worker=False) as asker:
+            async with self.instance(worker=False) as asker:
                 await asker.pause("session:a")
-        async with bench.lanes() as lanes:
-            await bench.settle(lanes)
-            assert bench.begun() == ["0", "1", "2", "3"]
+        async with self.instance() as lanes:
+            await self.settle()
+            assert self.begun() == ["0", "1", "2", "3"]
             await lanes.resume("session:a")
             for n in range(2):
-                await bench.opened(lanes, f"{n}")
-            assert bench.begun() == ["0", "1", "2", "3", "paused", "last"]
+                await self.opened(f"{n}")
+            assert self.begun() == ["0", "1", "2", "3", "paused", "last"]
 
-    async def test_limits_belong_to_the_store_and_present_limits_win(self, bench: Bench) -> None:
-        async with bench.lanes(lanes={"main": 2}) as lanes:
+    async def test_limits_belong_to_the_store_and_present_limits_win(self) -> None:
+        async with self.instance(lanes={"main": 2}) as lanes:
             await lanes.configure({"main": 5, "new": 1, "odd": LaneConfig(max_waiting=3)})
             await (await lanes.submit("echo", "x", lane="new")).wait()
             await lanes.pause("odd")
             waiting = await lanes.submit("echo", "x", lane="odd")
             for bad in ({"odd": None}, {"main": -1}, {"main": 1, "odd": None}):
-                with bench.raises(ValueError):
+                with self.raises(ValueError):
                     await lanes.configure(bad)
             assert (await lanes.statistics()).lanes["main"].concurrency == 5
             await lanes.cancel(waiting.id)
             await lanes.configure({"odd": None})
-            with bench.raises(UnknownLaneError):
+            with self.raises(UnknownLaneError):
                 await lanes.configure({"nowhere": None})
-            with bench.raises(UnknownLaneError):
+            with self.raises(UnknownLaneError):
                 await lanes.submit("echo", lane="odd")
-        async with bench.lanes(lanes={"main": 2, "cron": math.inf}) as lanes:
+        async with self.instance(lanes={"main": 2, "cron": math.inf}) as lanes:
             limits = (await lanes.statistics()).lanes
             assert limits["main"].concurrency == 5
             assert limits["cron"].concurrency == math.inf
             assert sorted(limits) == ["cron", "main", "new"]
 
-    async def test_status_has_the_history_of_the_last_runs(self, bench: Bench) -> None:
+    async def test_status_has_the_history_of_the_last_runs(self) -> None:
         async def flaky(payload: Any) -> str:
             run = this_run()
             if run.attempt == 1:
@@ -353,24 +336,24 @@ class ControlStories:
             return "done"
 
         policy = RetryPolicy(backoff=(1.0, 1.0), jitter=0)
-        async with bench.lanes(handlers={"flaky": flaky}, retry=policy) as lanes:
+        async with self.instance(handlers={"flaky": flaky}, retry=policy) as lanes:
             job = await lanes.submit("flaky")
             waiting = await lanes.submit("echo", delay=50)
             assert (await waiting.status()).history == ()
-            await bench.settle(lanes)
+            await self.settle()
             status = await job.status()
             (first,) = status.history
             assert (first.number, first.how, first.error) == (1, "retried", "ValueError: two lines")
             assert (first.host, first.pid) == (socket.gethostname(), os.getpid())
             assert first.ended_at is not None
             assert status.submitted_at <= first.started_at <= first.ended_at
-            await bench.advance(1.1, lanes)
-        async with bench.doomed(names=["flaky"]) as claims:
-            async with bench.lanes(worker=False) as asker:
+            await self.advance(1.1)
+        async with self.doomed(names=["flaky"]) as claims:
+            async with self.instance(worker=False) as asker:
                 running = (await asker.job(job.id).status()).history[-1]
                 assert (running.number, running.fence) == (2, claims[0].fence)
                 assert (running.ended_at, running.how, running.error) == (None, None, None)
-        async with bench.lanes(handlers={"flaky": flaky}, retry=policy) as lanes:
+        async with self.instance(handlers={"flaky": flaky}, retry=policy) as lanes:
             assert await lanes.job(job.id).wait() == "done"
             history = (await lanes.job(job.id).status()).history
             assert [(run.number, run.how) for run in history] == [
@@ -379,50 +362,46 @@ class ControlStories:
             fences = [run.fence for run in history]
             assert fences == sorted(set(fences))
 
-    async def test_history_is_bounded_and_says_how_each_run_ended(self, bench: Bench) -> None:
-        async with bench.playing() as store:
-            ids = await store.enqueue([SubmittedJob(name="echo") for _ in range(4)])
-            claims = list((await store.step([], 9)).claims)
-            assert await store.do(Cancel(ids[3], STOP))
-            outcomes: list[Any] = [Died(ERROR), Failed(ERROR), Released(), Cancelled()]
-            finishes = [
-                Finish(claim.id, claim.fence, outcome)
-                for claim, outcome in zip(claims, outcomes, strict=True)
-            ]
+    async def test_history_is_bounded_and_says_how_each_run_ended(self) -> None:
+        async with self.playing() as store:
+            *others, again = await store.begin(*[new_job()] * 4)
+            assert await store.do(Cancel(others[2].id, STOP))
+            for claim, outcome in zip(
+                others, (Died(ERROR), Failed(ERROR), Cancelled()), strict=True
+            ):
+                await store.end(claim, outcome)
+            (again,) = (await store.end(again, Released(), 1)).claims
             for n in range(12):
-                (claim,) = (await store.step(finishes, 1)).claims
-                outcome = Postponed(0.0, True, False, f"error {n}")
-                finishes = [Finish(claim.id, claim.fence, outcome)]
-            await store.step(finishes, 0)
+                error = Postponed(0.0, True, False, f"error {n}")
+                (again,) = (await store.end(again, error, 1)).claims
+            await store.end(again, Released())
             runs = [status.history for status in await store.look(JobsOf(Selection(), 0, 9))]
-            assert [(run.how, run.error) for one in (0, 1, 3) for run in runs[one]] == [
+            assert [(run.how, run.error) for one in (0, 1, 2) for run in runs[one]] == [
                 ("dead", "ValueError: no"),
                 ("failed", "ValueError: no"),
                 ("cancelled", None),
             ]
-            assert [run.error for run in runs[2]] == [f"error {n}" for n in range(2, 12)]
-            assert [run.number for run in runs[2]] == list(range(3, 13))
+            errors = [f"error {n}" for n in range(3, 12)]
+            assert [run.error for run in runs[3]] == [*errors, None]
+            assert [run.number for run in runs[3]] == list(range(4, 14))
 
-    async def test_a_run_that_a_lost_lease_ended_was_not_a_crash_in_the_history(
-        self, bench: Bench
-    ) -> None:
-        async with bench.playing() as store:
-            (id,) = await store.enqueue([SubmittedJob(name="echo")])
-            (claim,) = (await store.step([], 1)).claims
+    async def test_a_run_that_a_lost_lease_ended_was_not_a_crash_in_the_history(self) -> None:
+        async with self.playing() as store:
+            (run,) = await store.begin(new_job())
             await store.leave()
-            status = await store.look(StatusOf(id))
+            status = await store.look(StatusOf(run.id))
             assert [run.how for run in status.history] == ["crashed"]
-            await store.join([(id, claim.fence)])
-            status = await store.look(StatusOf(id))
+            await store.join([(run.id, run.fence)])
+            status = await store.look(StatusOf(run.id))
             assert ([run.how for run in status.history], status.crashes) == (["released"], 0)
 
-    async def test_jobs_are_listed_by_handler_error_and_time(self, bench: Bench) -> None:
-        async with bench.lanes(handlers=failing(bench), retry=ONCE) as lanes:
+    async def test_jobs_are_listed_by_handler_error_and_time(self) -> None:
+        async with self.instance(handlers=failing(self), retry=ONCE) as lanes:
             first = [await lanes.submit(name, "x") for name in ("echo", "bad", "key")]
-            await bench.settle(lanes)
-            await bench.advance(1.0, lanes)
+            await self.settle()
+            await self.advance(1.0)
             later = [await lanes.submit(name, "x") for name in ("bad", "echo", "refused")]
-            await bench.settle(lanes)
+            await self.settle()
             since = (await later[0].status()).submitted_at
 
             async def listed(**options: Any) -> list[int]:
@@ -442,78 +421,74 @@ class ControlStories:
             assert [status.id for status in dead] == [first[2].id]
             assert await lanes.dead(error="NoRetry") == []
             for bad in ({"since": -1}, {"until": math.nan}, {"handler": ""}, {"error": "\ud800"}):
-                with bench.raises(ValueError):
+                with self.raises(ValueError):
                     await lanes.jobs(**bad)
 
-    async def test_dead_jobs_are_requeued_and_purged_by_handler_and_error(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(handlers=failing(bench), retry=ONCE) as lanes:
+    async def test_dead_jobs_are_requeued_and_purged_by_handler_and_error(self) -> None:
+        async with self.instance(handlers=failing(self), retry=ONCE) as lanes:
             jobs = {
                 name: [await lanes.submit(name, f"{name} {n}", key=f"{name} {n}") for n in range(2)]
                 for name in ("bad", "key", "refused")
             }
-            await bench.settle(lanes)
-            bench.log.clear()
+            await self.settle()
+            self.log.clear()
             assert await lanes.requeue(error="ValueError") == 2
-            await bench.settle(lanes)
-            assert bench.log == ["bad 0", "bad 1"]  # the oldest first, and each once
+            await self.settle()
+            assert self.log == ["bad 0", "bad 1"]  # the oldest first, and each once
             assert await lanes.requeue(handler="bad", error="KeyError") == 0
             assert await lanes.requeue(name="cron", error="ValueError") == 0
             assert await lanes.requeue(handler="refused") == 0
             assert await lanes.requeue(handler="refused", failed=True) == 2
-            await bench.settle(lanes)
+            await self.settle()
             assert await lanes.purge(handler="key") == 2
-            await bench.fails(jobs["key"][0], ResultGoneError)
+            await self.fails(jobs["key"][0], ResultGoneError)
             assert (await lanes.submit("key", "again", key="key 0")).id != jobs["key"][0].id
-            await bench.settle(lanes)
+            await self.settle()
             assert await lanes.requeue() == 3
-            await bench.settle(lanes)
+            await self.settle()
             assert await lanes.purge(jobs["bad"][0].id) == 1
             assert await lanes.purge(error="ValueError", failed=True) == 1
             assert [status.name for status in await lanes.dead(failed=True)] == [
                 *("refused", "refused", "key")
             ]
-            with bench.raises(ValueError):
+            with self.raises(ValueError):
                 await lanes.purge(7, error="ValueError")
-            with bench.raises(ValueError):
+            with self.raises(ValueError):
                 await lanes.requeue(7, name="main")
             assert (await lanes.check()).problems == ()
 
-    async def test_very_many_dead_jobs_are_requeued_once_each_and_listed_in_pages(
-        self, bench: Bench
-    ) -> None:
+    async def test_very_many_dead_jobs_are_requeued_once_each_and_listed_in_pages(self) -> None:
         many = PAGE + 1
-        async with bench.playing() as store:
+        async with self.playing() as store:
             await store.do(Configure({"main": many}, None, {}))
-            ids = await store.enqueue([SubmittedJob(name="echo") for _ in range(many)])
-            claims = (await store.step([], many)).claims
-            await store.step([Finish(one.id, one.fence, Died(ERROR)) for one in claims], 0)
+            ids = await store.enqueue([new_job() for _ in range(many)])
+            claims = await store.claim(many)
+            await store.step(ends(Died(ERROR), *claims), 0)
             of = Selection(error="ValueError")
             page = await store.look(JobsOf(of, 0, many))
             assert [status.id for status in page] == ids[:PAGE]
             assert [one.id for one in await store.look(JobsOf(of, ids[-2], PAGE))] == ids[-1:]
             assert await store.twice(Requeue(of)) == many
             assert (await store.look(AllStatistics())).waiting == many
-            claims = (await store.step([], many)).claims
+            claims = await store.claim(many)
             assert [claim.id for claim in claims] == ids
-            await store.step([Finish(one.id, one.fence, Died(ERROR)) for one in claims], 0)
+            await store.step(ends(Died(ERROR), *claims), 0)
             assert await store.twice(Purge(of)) == many
             assert (await store.look(AllStatistics())).dead == 0
 
-    async def test_clear_takes_every_one_of_very_many_delayed_jobs(self, bench: Bench) -> None:
-        async with bench.playing() as store:
+    async def test_clear_takes_every_one_of_very_many_delayed_jobs(self) -> None:
+        async with self.playing() as store:
             many = PAGE + 1  # their ids follow one another
-            await store.enqueue([SubmittedJob(name="echo", delay=50.0) for _ in range(many)])
+            await store.enqueue([new_job(delay=50.0) for _ in range(many)])
             assert await store.do(Clear("main", None, STOP)) == many
             assert (await store.look(AllStatistics())).parked == 0
 
-    async def test_statistics_and_status_say_how_things_stand(self, bench: Bench) -> None:
-        async with bench.lanes(retry=ONCE) as lanes:
+    async def test_statistics_and_status_say_how_things_stand(self) -> None:
+        async with self.instance(retry=ONCE) as lanes:
             running = await lanes.submit("gate", "a", session="s", priority=1, key="k")
             await lanes.submit("echo", "b", session="s")
             await lanes.submit("echo", "c", delay=9, lane="cron")
-            await bench.submitted(lanes, "bad")
+            await self.submitted("bad")
             now = await lanes.statistics()
             assert (now.waiting, now.parked, now.running, now.dead) == (1, 1, 1, 1)
             assert (now.sessions, now.unhandled) == (1, 0)
@@ -530,8 +505,8 @@ class ControlStories:
             assert (await lanes.check()).problems == ()
             assert (await lanes.check(repair=True)).problems == ()
 
-    async def test_statistics_name_the_paused_sessions(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes, bench.lanes(worker=False) as asking:
+    async def test_statistics_name_the_paused_sessions(self) -> None:
+        async with self.instance() as lanes, self.instance(worker=False) as asking:
             assert (await asking.statistics()).paused == {}
             for n in range(LISTED):
                 await lanes.pause(f"session:{n:03}")
@@ -544,11 +519,9 @@ class ControlStories:
             assert 59 < when - instance.since < 100
             assert paused == {f"{n:03}": None for n in range(LISTED - 1)}
 
-    async def test_the_limits_of_a_lane_can_be_changed_without_a_change_of_its_pause(
-        self, bench: Bench
-    ) -> None:
+    async def test_the_limits_of_a_lane_can_be_changed_without_a_change_of_its_pause(self) -> None:
         rate = RateLimit(9, unit="tokens")
-        async with bench.lanes() as lanes:
+        async with self.instance() as lanes:
             for seconds in (60.0, math.inf):
                 if seconds == math.inf:
                     await lanes.pause("main")
@@ -564,21 +537,21 @@ class ControlStories:
             await lanes.resume("main")
             await lanes.configure({"main": attrs.evolve(before, paused_until=None)})
             assert await (await lanes.submit("echo", 1)).wait() == 1
-            with bench.raises(ValueError):
+            with self.raises(ValueError):
                 await lanes.configure({"main": attrs.evolve(before, concurrency=-1)})
 
-    async def test_a_group_is_read_as_it_was_set(self, bench: Bench) -> None:
+    async def test_a_group_is_read_as_it_was_set(self) -> None:
         groups = {"g": LaneGroup(["main", "cron"], 2, reserve={"cron": 1}, rate=RateLimit(9))}
-        async with bench.lanes(groups=groups) as lanes:
+        async with self.instance(groups=groups) as lanes:
             assert await lanes.groups() == {
                 "g": GroupLimit(("main", "cron"), 2, {"cron": 1}, (RateLimit(9),))
             }
 
-    async def test_jobs_are_listed_by_state_lane_and_session_in_pages(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_jobs_are_listed_by_state_lane_and_session_in_pages(self) -> None:
+        async with self.instance() as lanes:
             ended = await lanes.submit("echo", session="s")
             await ended.wait()
-            running = await bench.submitted(lanes, "gate", "a", session="s")
+            running = await self.submitted("gate", "a", session="s")
             waiting = await lanes.submit("echo", session="s")
             parked = await lanes.submit("echo", lane="cron", delay=100)
 
@@ -599,44 +572,42 @@ class ControlStories:
             (status,) = await lanes.jobs(after=ended.id, limit=1)
             assert status == await running.status()
 
-    async def test_a_job_without_a_handler_here_keeps_its_place_and_is_no_crash(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(lanes={"main": 1}) as lanes:
+    async def test_a_job_without_a_handler_here_keeps_its_place_and_is_no_crash(self) -> None:
+        async with self.instance(lanes={"main": 1}) as lanes:
             await lanes.pause("main")
             for session in "ab":
                 await lanes.submit("other", f"{session} new", session=session)
                 await lanes.submit("echo", f"{session} after it", session=session)
             await lanes.submit("echo", "c", session="c")
-            with bench.raises(UnknownHandlerError):
+            with self.raises(UnknownHandlerError):
                 await lanes.submit("unknown")
-        async with bench.lanes(only=["echo"]) as lanes:
+        async with self.instance(only=["echo"]) as lanes:
             await lanes.resume("main")
-            await bench.settle(lanes)
-            assert bench.log == ["c"]
+            await self.settle()
+            assert self.log == ["c"]
             now = await lanes.statistics()
             assert (now.unhandled, now.waiting) == (2, 4)
             assert (await lanes.check()).problems == ()
-        async with bench.lanes() as lanes:
+        async with self.instance() as lanes:
             last = await lanes.submit("echo", "last", session="b")
             await last.wait()
             assert (await lanes.statistics()).unhandled == 0
-        assert bench.log[1:3] == ["a new", "b new"]
-        assert sorted(bench.log[3:5]) == ["a after it", "b after it"]
+        assert self.log[1:3] == ["a new", "b new"]
+        assert sorted(self.log[3:5]) == ["a after it", "b after it"]
 
-    async def test_an_instance_that_is_no_worker_submits_and_inspects(self, bench: Bench) -> None:
-        async with bench.lanes(worker=False) as asking:
-            job = await bench.submitted(asking, "echo", "hello", session="s", key="k")
+    async def test_an_instance_that_is_no_worker_submits_and_inspects(self) -> None:
+        async with self.instance(worker=False) as asking:
+            job = await self.submitted("echo", "hello", session="s", key="k")
             assert (await job.status()).state is DurableState.WAITING
             assert await asking.instances() == []
             assert (await asking.drain()).finished == 0
-        async with bench.lanes() as lanes:
+        async with self.instance() as lanes:
             assert await lanes.job(job.id).wait() == "hello"
-            async with bench.lanes(worker=False) as asking:
+            async with self.instance(worker=False) as asking:
                 assert await asking.job(job.id).wait() == "hello"
 
-    async def test_two_instances_at_once_see_the_same(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes, bench.lanes(worker=False) as asking:
+    async def test_two_instances_at_once_see_the_same(self) -> None:
+        async with self.instance(), self.instance(worker=False) as asking:
             job = await asking.submit("echo", "hello")
             stopped = await asking.submit("gate", "stop me")
             results = []
@@ -646,94 +617,91 @@ class ControlStories:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait)
-                await bench.settle(lanes)
-                await bench.advance(2, lanes)  # longer than the interval of polling
-                await bench.advance(2, lanes)
+                await self.settle()
+                await self.advance(2)  # longer than the interval of polling
+                await self.advance(2)
             assert results == ["hello"]
             assert await asking.cancel(stopped.id)
-            await bench.advance(2, lanes)
-            await bench.fails(stopped, JobCancelledError)
+            await self.advance(2)
+            await self.fails(stopped, JobCancelledError)
 
-    async def test_an_end_wakes_the_instance_that_can_run_what_waits(self, bench: Bench) -> None:
-        if not bench.store().leased:
+    async def test_an_end_wakes_the_instance_that_can_run_what_waits(self) -> None:
+        if not self.leased:
             return  # it has one worker
         async with (
-            bench.lanes(only=["gate"], lanes={"main": 1}) as lanes,
-            bench.lanes(only=["echo"], lanes={"main": 1}) as others,
+            self.instance(only=["gate"], lanes={"main": 1}),
+            self.instance(only=["echo"], lanes={"main": 1}) as others,
         ):
-            await bench.submitted(lanes, "gate", "a")
-            waiting = await bench.submitted(others, "echo", "b")
-            assert bench.log == ["a begins"]
-            bench.gate("a").set()
+            await self.submitted("gate", "a")
+            waiting = await others.submit("echo", "b")
+            await self.settle()
+            assert self.log == ["a begins"]
+            self.gate("a").set()
             # nothing else happens that could wake the other: no call, and no passage of time
             assert await waiting.wait() == "b"
 
-    async def test_what_an_instance_has_no_room_for_wakes_another(self, bench: Bench) -> None:
-        if not bench.store().leased:
+    async def test_what_an_instance_has_no_room_for_wakes_another(self) -> None:
+        if not self.leased:
             return  # it has one worker
         begun: list[str] = []
 
         async def meets(payload: str) -> None:
             begun.append(payload)
-            bench.gate(payload).set()
-            await bench.gate(f"both {payload[0]}").wait()
+            self.gate(payload).set()
+            await self.gate(f"both {payload[0]}").wait()
 
         handlers = {"meets": meets}
         async with (
-            bench.lanes(capacity=1, handlers=handlers) as lanes,
-            bench.lanes(capacity=1, handlers=handlers),
-            bench.lanes(worker=False, handlers=handlers) as asking,
+            self.instance(capacity=1, handlers=handlers) as lanes,
+            self.instance(capacity=1, handlers=handlers),
+            self.instance(worker=False, handlers=handlers) as asking,
         ):
             # nothing else happens that could wake the other: no call, and no passage of time
             both = [Submission(name="meets", payload=f"a{n}") for n in "12"]
             jobs = list(await asking.submit_many(both))
             for n in "12":
-                await bench.gate(f"a{n}").wait()
-            await bench.opened(lanes, "both a")
+                await self.gate(f"a{n}").wait()
+            await self.opened("both a")
             for n in "12":  # the first fills the instance that is asked
                 jobs.append(await lanes.submit("meets", f"b{n}"))
-                await bench.gate(f"b{n}").wait()
-            bench.gate("both b").set()
+                await self.gate(f"b{n}").wait()
+            self.gate("both b").set()
             for job in jobs:
                 await job.wait()
         assert sorted(begun) == ["a1", "a2", "b1", "b2"]
 
-    async def test_leaving_gives_running_jobs_back_and_counts_as_nothing(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes() as lanes:
+    async def test_leaving_gives_running_jobs_back_and_counts_as_nothing(self) -> None:
+        async with self.instance() as lanes:
             job = await lanes.submit("gate", "a", session="s")
-            await bench.submitted(lanes, "gate", "b", session="s")
-        assert bench.log == ["a begins", "a is cancelled"]
-        with bench.raises(LanesClosedError):
+            await self.submitted("gate", "b", session="s")
+        assert self.log == ["a begins", "a is cancelled"]
+        with self.raises(LanesClosedError):
             await lanes.submit("echo")
-        bench.open("a", "b")
-        async with bench.lanes() as lanes:
+        self.open("a", "b")
+        async with self.instance() as lanes:
             status = await lanes.job(job.id).status()
             assert status.crashes == 0
             await lanes.job(job.id).wait()
             status = await lanes.job(job.id).status()
             assert (status.attempt, status.crashes) == (1, 0)
 
-    async def test_an_error_in_the_block_cancels_running_jobs_and_gives_them_back(
-        self, bench: Bench
-    ) -> None:
-        with bench.raises(ExceptionGroup):
-            async with bench.lanes() as lanes:
-                job = await bench.submitted(lanes, "gate", "a")
-                await bench.bad("in the block")
-        async with bench.lanes() as lanes:
-            bench.gate("a").set()
+    async def test_an_error_in_the_block_cancels_running_jobs_and_gives_them_back(self) -> None:
+        with self.raises(ExceptionGroup):
+            async with self.instance() as lanes:
+                job = await self.submitted("gate", "a")
+                await self.bad("in the block")
+        async with self.instance() as lanes:
+            self.gate("a").set()
             await lanes.job(job.id).wait()
             assert (await lanes.job(job.id).status()).crashes == 0
 
-    async def test_drain_lets_work_end_and_claims_nothing_more(self, bench: Bench) -> None:
+    async def test_drain_lets_work_end_and_claims_nothing_more(self) -> None:
         async def submitting(payload: Any) -> Any:
-            await bench.gate("go on").wait()
+            await self.gate("go on").wait()
             return (await lanes.submit("echo", "from inside")).id
 
-        async with bench.lanes(lanes={"main": 1}, handlers={"submitting": submitting}) as lanes:
-            job = await bench.submitted(lanes, "submitting")
+        async with self.instance(lanes={"main": 1}, handlers={"submitting": submitting}) as lanes:
+            job = await self.submitted("submitting")
             await lanes.submit("echo", "waits")
             reports = []
 
@@ -742,23 +710,23 @@ class ControlStories:
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(drain)
-                await bench.settle(lanes)
-                with bench.raises(LanesClosedError):
+                await self.settle()
+                with self.raises(LanesClosedError):
                     await lanes.submit("echo", "from outside")
-                bench.gate("go on").set()
+                self.gate("go on").set()
             assert isinstance(await job.wait(), int)
             assert (reports[0].finished, reports[0].cancelled) == (1, 0)
             assert (await lanes.statistics()).waiting == 2
-            assert bench.log == []
+            assert self.log == []
 
-    async def test_a_handler_knows_its_run(self, bench: Bench) -> None:
+    async def test_a_handler_knows_its_run(self) -> None:
         async def know(payload: Any) -> Any:
             run = this_run()
             run.progress()
             return [run.id, run.name, run.session, run.lane, run.attempt, run.crashes, run.fence]
 
         assert current_job() is None
-        async with bench.lanes(handlers={"know": know}) as lanes:
+        async with self.instance(handlers={"know": know}) as lanes:
             one = await lanes.submit("know", session="s")
             two = await lanes.submit("know", session="s", lane="cron")
             first, second = await one.wait(), await two.wait()
@@ -766,8 +734,8 @@ class ControlStories:
             assert second[:6] == [two.id, "know", "s", "cron", 1, 0]
             assert second[6] > first[6]
 
-    async def test_submissions_keep_the_order_in_which_they_were_made(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_submissions_keep_the_order_in_which_they_were_made(self) -> None:
+        async with self.instance() as lanes:
             await lanes.pause("main")
             jobs = await lanes.submit_many(
                 [Submission(name="echo", payload=n, session="s") for n in range(20)]
@@ -775,4 +743,4 @@ class ControlStories:
             assert [job.id for job in jobs] == sorted(job.id for job in jobs)
             await lanes.resume("main")
             await jobs[-1].wait()
-            assert bench.log == list(range(20))
+            assert self.log == list(range(20))

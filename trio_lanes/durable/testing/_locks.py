@@ -16,7 +16,7 @@ from ..acts.inspection import AllStatistics
 from ..acts.locks import Acquire, Release, ResetQuota, Settle, Spend
 from ..acts.logs import DropLog, LogPage, WriteLog
 from ..store import LISTED, REQUESTS_LISTED, STEP_BYTES
-from ._bench import Bench, opening, stories, ticket
+from ._bench import Bench, opening, ticket
 
 TOKENS = RateLimit(100, per=100.0, burst=1, unit="tokens")
 SLIDING = RateLimit(2, per=10.0, algorithm="sliding")
@@ -55,85 +55,80 @@ async def spend(
         bench.log += amounts.values()
 
 
-@stories
-class LockStories:
+class LockStories(Bench):
     """Tests of locks and quotas over instances."""
 
-    async def test_tasks_have_a_lock_one_after_the_other_in_their_order(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes, trio.open_nursery() as nursery:
+    async def test_tasks_have_a_lock_one_after_the_other_in_their_order(self) -> None:
+        async with self.instance() as lanes, trio.open_nursery() as nursery:
             for name in ("a", "b", "c"):
-                nursery.start_soon(hold, bench, lanes, name)
-                await bench.settle(lanes)
-            assert bench.log == ["a begins"]
+                nursery.start_soon(hold, self, lanes, name)
+                await self.settle()
+            assert self.log == ["a begins"]
             async with lanes.lock("another"):
                 pass
             for name in ("a", "b", "c"):
-                await bench.opened(lanes, name)
-            assert bench.log == [f"{name} {what}" for name in "abc" for what in ("begins", "ends")]
-            assert bench.fences == sorted(set(bench.fences))
+                await self.opened(name)
+            assert self.log == [f"{name} {what}" for name in "abc" for what in ("begins", "ends")]
+            assert self.fences == sorted(set(self.fences))
             assert (await lanes.check()).problems == ()
 
-    async def test_shared_holders_are_together_and_nothing_overtakes(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes, trio.open_nursery() as nursery:
+    async def test_shared_holders_are_together_and_nothing_overtakes(self) -> None:
+        async with self.instance() as lanes, trio.open_nursery() as nursery:
             for name, shared in (("a", True), ("b", True), ("c", False), ("d", True), ("e", True)):
                 nursery.start_soon(
-                    lambda *one: hold(bench, lanes, one[0], shared=one[1]), name, shared
+                    lambda *one: hold(self, lanes, one[0], shared=one[1]), name, shared
                 )
-                await bench.settle(lanes)
-            assert bench.begun() == ["a", "b"]
-            await bench.opened(lanes, "a")
-            assert bench.begun() == ["a", "b"]
-            await bench.opened(lanes, "b")
-            assert bench.begun() == ["a", "b", "c"]
-            await bench.opened(lanes, "c")
-            assert sorted(bench.begun()) == ["a", "b", "c", "d", "e"]
-            bench.open("d", "e")
+                await self.settle()
+            assert self.begun() == ["a", "b"]
+            await self.opened("a")
+            assert self.begun() == ["a", "b"]
+            await self.opened("b")
+            assert self.begun() == ["a", "b", "c"]
+            await self.opened("c")
+            assert sorted(self.begun()) == ["a", "b", "c", "d", "e"]
+            self.open("d", "e")
 
-    async def test_who_is_cancelled_gives_the_lock_or_the_place_to_the_next(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes() as lanes, trio.open_nursery() as nursery:
+    async def test_who_is_cancelled_gives_the_lock_or_the_place_to_the_next(self) -> None:
+        async with self.instance() as lanes, trio.open_nursery() as nursery:
             scopes = []
             for name in ("a", "b", "c"):
-                scopes.append(await nursery.start(hold, bench, lanes, name))
-                await bench.settle(lanes)
+                scopes.append(await nursery.start(hold, self, lanes, name))
+                await self.settle()
             scopes[1].cancel()
-            await bench.settle(lanes)
-            assert bench.begun() == ["a"]
+            await self.settle()
+            assert self.begun() == ["a"]
             scopes[0].cancel()
-            await bench.settle(lanes)
-            assert bench.begun() == ["a", "c"]
-            with bench.raises(ValueError):
+            await self.settle()
+            assert self.begun() == ["a", "c"]
+            with self.raises(ValueError):
                 async with lanes.lock("other"):
-                    await bench.bad("in the block")
+                    await self.bad("in the block")
             async with lanes.lock("other"):
-                bench.gate("c").set()
+                self.gate("c").set()
 
-    async def test_a_lock_taken_twice_by_one_task_and_bad_arguments_are_refused_at_the_call(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_lock_taken_twice_by_a_task_and_bad_arguments_are_refused(self) -> None:
         quotas = {"q": [SLIDING, TOKENS]}
-        async with bench.lanes(quotas=quotas) as lanes, bench.lanes(worker=False) as asking:
+        async with self.instance(quotas=quotas) as lanes, self.instance(worker=False) as asking:
             async with lanes.lock("k"):
                 for shared in (False, True):
-                    with bench.raises(RuntimeError):
+                    with self.raises(RuntimeError):
                         lanes.lock("k", shared=shared)
                 again = lanes.lock("l")
                 async with lanes.lock("l"):
-                    with bench.raises(RuntimeError):
+                    with self.raises(RuntimeError):
                         await again.__aenter__()
             async with lanes.lock("k"):
                 pass
             for bad, error in ((3, TypeError), ("", ValueError)):
-                with bench.raises(error):
+                with self.raises(error):
                     lanes.lock(bad)  # type: ignore[arg-type]
-            with bench.raises(TypeError):
+            with self.raises(TypeError):
                 lanes.lock("k", shared=1)  # type: ignore[arg-type]
-            with bench.raises(RuntimeError):
+            with self.raises(RuntimeError):
                 asking.lock("k")
-            with bench.raises(RuntimeError):
+            with self.raises(RuntimeError):
                 asking.quota("q")
-            with bench.raises(LookupError):
+            with self.raises(LookupError):
                 lanes.quota("none")
             quota = lanes.quota("q")
             for amounts, error in (
@@ -143,22 +138,20 @@ class LockStories:
                 ({"tokens": 1.5}, ValueError),
                 ({"tokens": "1"}, TypeError),
             ):
-                with bench.raises(error):
+                with self.raises(error):
                     await quota.spend(**amounts)
             spent = await quota.spend(tokens=5)
             assert spent.costs == {"requests": 1, "tokens": 5}
-            with bench.raises(ValueError):
+            with self.raises(ValueError):
                 await spent.settle(words=1)
             await spent.settle(tokens=5)
-            with bench.raises(RuntimeError):
+            with self.raises(RuntimeError):
                 await spent.settle(tokens=5)
             assert "tokens" in repr(quota)
             assert "5 tokens" in repr(spent)
 
-    async def test_a_lock_goes_over_instances_and_is_freed_with_its_lease(
-        self, bench: Bench
-    ) -> None:
-        dead = bench.played()
+    async def test_a_lock_goes_over_instances_and_is_freed_with_its_lease(self) -> None:
+        dead = self.played()
         if not dead.leased:
             return  # it has one instance
         async with dead.store.open(opening()):
@@ -168,130 +161,128 @@ class LockStories:
             behind: Any = await dead.do(Acquire("k", False))
             assert behind[1] is None
             async with (
-                bench.lanes() as lanes,
-                bench.lanes() as others,
+                self.instance() as lanes,
+                self.instance() as others,
                 trio.open_nursery() as nursery,
             ):
-                nursery.start_soon(hold, bench, lanes, "a")
-                await bench.settle(lanes)
-                nursery.start_soon(hold, bench, others, "b")
-                await bench.settle(lanes)
-                assert bench.begun() == []
-                await bench.lease_over()
-                await reaped(bench, lanes, lambda: bench.begun() == ["a"])
-                bench.gate("a").set()
-                await reaped(bench, lanes, lambda: bench.begun() == ["a", "b"])
-                bench.gate("b").set()
-                assert locked[1] < bench.fences[0] < bench.fences[1]
+                nursery.start_soon(hold, self, lanes, "a")
+                await self.settle()
+                nursery.start_soon(hold, self, others, "b")
+                await self.settle()
+                assert self.begun() == []
+                await self.lease_over()
+                await reaped(self, lanes, lambda: self.begun() == ["a"])
+                self.gate("a").set()
+                await reaped(self, lanes, lambda: self.begun() == ["a", "b"])
+                self.gate("b").set()
+                assert locked[1] < self.fences[0] < self.fences[1]
             assert await dead.served(behind[0]) is None
             assert await dead.do(Acquire("k", False)) is None
             assert await dead.do(Spend("q", [SLIDING], {"requests": 1})) is None
             await dead.do(Release(behind[0], True))
 
-    async def test_amounts_are_taken_in_order_as_the_limits_admit_them(self, bench: Bench) -> None:
+    async def test_amounts_are_taken_in_order_as_the_limits_admit_them(self) -> None:
         async def spend(name: str, **amounts: int) -> None:
             await lanes.quota("q").spend(**amounts)
-            bench.log.append(name)
+            self.log.append(name)
 
         quotas = {"q": [SLIDING, TOKENS]}
-        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+        async with self.instance(quotas=quotas) as lanes, trio.open_nursery() as nursery:
             for name, tokens in (("a", 5), ("b", 3), ("c", 0), ("d", 200)):
                 nursery.start_soon(partial(spend, name, tokens=tokens))
-                await bench.settle(lanes)
-            assert bench.log == ["a"]
-            await bench.advance(4.0, lanes)
-            assert bench.log == ["a"]
-            await bench.advance(2.0, lanes)
-            assert bench.log == ["a", "b"]  # after 5 s for 5 tokens
-            await bench.advance(3.0, lanes)
-            assert bench.log == ["a", "b"]
-            await bench.advance(2.0, lanes)
-            assert bench.log == ["a", "b", "c"]  # the third request after 10 s
-            await bench.advance(3.0, lanes)
-            assert bench.log == ["a", "b", "c"]
-            await bench.advance(2.0, lanes)
-            assert bench.log == ["a", "b", "c", "d"]  # above the limit, which is free
+                await self.settle()
+            assert self.log == ["a"]
+            await self.advance(4.0)
+            assert self.log == ["a"]
+            await self.advance(2.0)
+            assert self.log == ["a", "b"]  # after 5 s for 5 tokens
+            await self.advance(3.0)
+            assert self.log == ["a", "b"]
+            await self.advance(2.0)
+            assert self.log == ["a", "b", "c"]  # the third request after 10 s
+            await self.advance(3.0)
+            assert self.log == ["a", "b", "c"]
+            await self.advance(2.0)
+            assert self.log == ["a", "b", "c", "d"]  # above the limit, which is free
 
-    async def test_amounts_that_have_left_the_window_hold_up_no_amount(self, bench: Bench) -> None:
+    async def test_amounts_that_have_left_the_window_hold_up_no_amount(self) -> None:
         quotas = {"q": RateLimit(10, per=3.0, unit="tokens", algorithm="sliding")}
-        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
-            await spend(bench, lanes, tokens=2)
-            await bench.advance(0.1, lanes)
-            await spend(bench, lanes, tokens=3)
-            await bench.advance(1.9, lanes)
-            await spend(bench, lanes, tokens=1)
-            await bench.advance(1.2, lanes)
+        async with self.instance(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+            await spend(self, lanes, tokens=2)
+            await self.advance(0.1)
+            await spend(self, lanes, tokens=3)
+            await self.advance(1.9)
+            await spend(self, lanes, tokens=1)
+            await self.advance(1.2)
             # the first two have left, and the store need not keep them
-            await spend(bench, lanes, tokens=1)
-            nursery.start_soon(partial(spend, bench, lanes, tokens=8))
-            await bench.settle(lanes)
-            assert bench.log == [2, 3, 1, 1, 8]
+            await spend(self, lanes, tokens=1)
+            nursery.start_soon(partial(spend, self, lanes, tokens=8))
+            await self.settle()
+            assert self.log == [2, 3, 1, 1, 8]
 
-    async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
+    async def test_what_was_not_used_is_given_back_and_what_was_used_beyond_is_taken(self) -> None:
+        async with self.instance(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
             first = await lanes.quota("q").spend(tokens=100)
-            nursery.start_soon(partial(spend, bench, lanes, tokens=40))
-            await bench.settle(lanes)
-            assert bench.log == []
+            nursery.start_soon(partial(spend, self, lanes, tokens=40))
+            await self.settle()
+            assert self.log == []
             await first.settle(tokens=10)
-            await bench.advance(9.0, lanes)
-            assert bench.log == []
-            await bench.advance(2.0, lanes)
-            assert bench.log == [40]
+            await self.advance(9.0)
+            assert self.log == []
+            await self.advance(2.0)
+            assert self.log == [40]
             second = await lanes.quota("q").spend(tokens=0)
             await second.settle(tokens=50)
-            nursery.start_soon(partial(spend, bench, lanes, tokens=10))
-            await bench.advance(85.0, lanes)
-            assert bench.log == [40]
-            await bench.advance(6.0, lanes)
-            assert bench.log == [40, 10]
+            nursery.start_soon(partial(spend, self, lanes, tokens=10))
+            await self.advance(85.0)
+            assert self.log == [40]
+            await self.advance(6.0)
+            assert self.log == [40, 10]
 
-    async def test_what_would_have_run_over_is_not_given_back(self, bench: Bench) -> None:
+    async def test_what_would_have_run_over_is_not_given_back(self) -> None:
         quotas = {"q": RateLimit(11, per=10.0, burst=10)}  # one in 5 s
-        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+        async with self.instance(quotas=quotas) as lanes, trio.open_nursery() as nursery:
             first = await lanes.quota("q").spend(requests=10)
-            await bench.advance(46.0, lanes)
-            await spend(bench, lanes, requests=9)  # of the first, 0.8 is still in use
+            await self.advance(46.0)
+            await spend(self, lanes, requests=9)  # of the first, 0.8 is still in use
             await first.settle(requests=0)
-            nursery.start_soon(partial(spend, bench, lanes, requests=8))
-            await bench.advance(33.0, lanes)
-            assert bench.log == [9]
-            await bench.advance(3.0, lanes)
-            assert bench.log == [9, 8]
+            nursery.start_soon(partial(spend, self, lanes, requests=8))
+            await self.advance(33.0)
+            assert self.log == [9]
+            await self.advance(3.0)
+            assert self.log == [9, 8]
 
-    async def test_no_more_is_given_back_than_was_in_use_ever_since(self, bench: Bench) -> None:
+    async def test_no_more_is_given_back_than_was_in_use_ever_since(self) -> None:
         quotas = {"q": RateLimit(29, per=10.0, burst=20)}  # one a second
-        async with bench.lanes(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+        async with self.instance(quotas=quotas) as lanes, trio.open_nursery() as nursery:
             first = await lanes.quota("q").spend(requests=10)
-            await bench.advance(2.0, lanes)
-            await spend(bench, lanes, requests=1)  # on top of 8
-            await bench.advance(6.0, lanes)
-            await spend(bench, lanes, requests=1)  # on top of 3, which are all that is given back
+            await self.advance(2.0)
+            await spend(self, lanes, requests=1)  # on top of 8
+            await self.advance(6.0)
+            await spend(self, lanes, requests=1)  # on top of 3, which are all that is given back
             await first.settle(requests=0)
-            nursery.start_soon(partial(spend, bench, lanes, requests=20))
-            await bench.advance(0.5, lanes)
-            assert bench.log == [1, 1]
-            await bench.advance(1.0, lanes)
-            assert bench.log == [1, 1, 20]
+            nursery.start_soon(partial(spend, self, lanes, requests=20))
+            await self.advance(0.5)
+            assert self.log == [1, 1]
+            await self.advance(1.0)
+            assert self.log == [1, 1, 20]
 
-    async def test_who_is_cancelled_takes_nothing_and_the_next_goes_on(self, bench: Bench) -> None:
-        async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
-            await nursery.start(partial(spend, bench, lanes, tokens=5))
-            giant = await nursery.start(partial(spend, bench, lanes, tokens=1_000_000))
-            await bench.settle(lanes)
-            await nursery.start(partial(spend, bench, lanes, tokens=0))
-            await bench.settle(lanes)
-            assert bench.log == [5]
+    async def test_who_is_cancelled_takes_nothing_and_the_next_goes_on(self) -> None:
+        async with self.instance(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
+            await nursery.start(partial(spend, self, lanes, tokens=5))
+            giant = await nursery.start(partial(spend, self, lanes, tokens=1_000_000))
+            await self.settle()
+            await nursery.start(partial(spend, self, lanes, tokens=0))
+            await self.settle()
+            assert self.log == [5]
             giant.cancel()
-            await bench.settle(lanes)
-            assert bench.log == [5, 0]
+            await self.settle()
+            assert self.log == [5, 0]
 
-    async def test_what_was_charged_and_not_used_is_given_back_once(self, bench: Bench) -> None:
+    async def test_what_was_charged_and_not_used_is_given_back_once(self) -> None:
         for limit in (SLIDING, RateLimit(4, per=10.0, burst=2)):
             name = limit.algorithm
-            async with bench.playing() as store:
+            async with self.playing() as store:
                 spend: Any = partial(store.do, Spend(name, [limit], {"requests": 1}))
                 first, second = await spend(ticket()), await spend(ticket())
                 assert first[0] == second[0] == 0
@@ -309,46 +300,44 @@ class LockStories:
                 await store.do(Release(last[0], False))
                 await store.do(Release(last[0], False))
 
-    async def test_a_request_is_served_in_time_though_the_one_before_is_served_by_another_call(
-        self, bench: Bench
-    ) -> None:
-        store, limits = bench.played(), [RateLimit(1, per=2.0, algorithm="sliding")]
+    async def test_a_request_is_served_in_time_though_another_call_served_the_first(self) -> None:
+        store, limits = self.played(), [RateLimit(1, per=2.0, algorithm="sliding")]
 
         async def wait(request: int) -> None:
             assert await store.served(request) is not None
-            bench.log.append("served")
+            self.log.append("served")
 
         longer = attrs.evolve(opening(), lease_ttl=100.0)
-        async with store.open(longer), bench.lanes(worker=False) as lanes:
+        async with store.open(longer), self.instance(worker=False):
             await store.join()
             spend: Any = partial(store.do, Spend("q", limits, {"requests": 1}))
             assert (await spend(ticket()))[0] == 0
             await spend(ticket())  # the task of this request waits no more, and has not ended it
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait, (await spend(ticket()))[0])
-                await bench.settle(lanes)
-                await bench.advance(2.1, lanes)
+                await self.settle()
+                await self.advance(2.1)
                 await spend(ticket())
-                assert bench.log == []
-                await bench.advance(2.1, lanes)
-                assert bench.log == ["served"]
+                assert self.log == []
+                await self.advance(2.1)
+                assert self.log == ["served"]
             await store.leave()
 
-    async def test_statistics_say_who_has_locks_and_who_waits_for_them(self, bench: Bench) -> None:
+    async def test_statistics_say_who_has_locks_and_who_waits_for_them(self) -> None:
         async def locks(payload: Any) -> None:
             async with lanes.lock("k"):
                 pass
 
         async with (
-            bench.lanes(handlers={"locks": locks}) as lanes,
-            bench.lanes(worker=False) as asking,
+            self.instance(handlers={"locks": locks}) as lanes,
+            self.instance(worker=False) as asking,
             trio.open_nursery() as nursery,
         ):
             assert (await asking.statistics()).locks == ()
             for name in ("a", "b"):
-                nursery.start_soon(partial(hold, bench, lanes, name, shared=True))
-            await bench.settle(lanes)
-            job = await bench.submitted(lanes, "locks")
+                nursery.start_soon(partial(hold, self, lanes, name, shared=True))
+            await self.settle()
+            job = await self.submitted("locks")
             (lock,) = (await asking.statistics()).locks
             assert (lock.key, lock.holding, lock.waiting) == ("k", 2, 1)
             assert [one.job for one in lock.holders] == [None, None]
@@ -358,14 +347,12 @@ class LockStories:
                 assert one.instance == instance.id
                 assert one.since is not None
                 assert 0 <= one.since - instance.since < 60
-            bench.open("a", "b")
+            self.open("a", "b")
             await job.wait()
             assert (await asking.statistics()).locks == ()
 
-    async def test_the_most_wanted_locks_and_quotas_are_listed_and_the_first_that_wait(
-        self, bench: Bench
-    ) -> None:
-        async with bench.playing() as store:
+    async def test_the_most_wanted_locks_and_quotas_and_the_first_waits_are_listed(self) -> None:
+        async with self.playing() as store:
             for n in range(LISTED + 1):
                 await store.do(Acquire(f"{n:03}", False, n + 1))
                 await store.do(Spend(f"{n:03}", [SLIDING], {"requests": 1}))
@@ -380,14 +367,14 @@ class LockStories:
             assert [one.job for one in wanted.waiters] == [*range(1000, 1000 + REQUESTS_LISTED)]
             assert [quota.name for quota in now.quotas] == [f"{n:03}" for n in range(LISTED)]
 
-    async def test_the_level_of_a_quota_is_seen_and_can_be_reset(self, bench: Bench) -> None:
+    async def test_the_level_of_a_quota_is_seen_and_can_be_reset(self) -> None:
         async def spend() -> None:
             await lanes.quota("q").spend(tokens=1)
-            bench.log.append("spent")
+            self.log.append("spent")
 
         async with (
-            bench.lanes(quotas={"q": [SLIDING, TOKENS]}) as lanes,
-            bench.lanes(worker=False) as asking,
+            self.instance(quotas={"q": [SLIDING, TOKENS]}) as lanes,
+            self.instance(worker=False) as asking,
             trio.open_nursery() as nursery,
         ):
             assert (await asking.statistics()).quotas == ()
@@ -396,7 +383,7 @@ class LockStories:
             second = await lanes.quota("q").spend(tokens=0)
             await first.settle(tokens=5_000)  # a slip
             nursery.start_soon(spend)
-            await bench.settle(lanes)
+            await self.settle()
             (quota,) = (await asking.statistics()).quotas
             assert (quota.name, quota.waiting) == ("q", 1)
             assert [one.job for one in quota.waiters] == [None]
@@ -407,26 +394,24 @@ class LockStories:
             assert requests.full_at is not None
             assert tokens.full_at is not None
             assert 4_900 < tokens.full_at - requests.full_at < 5_000
-            await bench.advance(0.1, lanes)
-            assert bench.log == []
+            await self.advance(0.1)
+            assert self.log == []
             assert await asking.reset_quota("q")
-            await reaped(bench, lanes, lambda: bench.log == ["spent"], seconds=0.2)
+            await reaped(self, lanes, lambda: self.log == ["spent"], seconds=0.2)
             await second.settle(tokens=0, requests=0)  # of before the reset: nothing to give back
             (quota,) = (await asking.statistics()).quotas
             assert quota.waiting == 0
             requests, tokens = quota.levels
             assert (requests.used, tokens.used <= 1) == (1, True)
-            await bench.advance(11.0, lanes)
+            await self.advance(11.0)
             (quota,) = (await asking.statistics()).quotas
             assert [(level.used, level.full_at) for level in quota.levels] == [(0, None)] * 2
-            with bench.raises(ValueError):
+            with self.raises(ValueError):
                 await asking.reset_quota("")
 
-    async def test_the_reset_of_a_quota_that_is_asked_again_is_done_once(
-        self, bench: Bench
-    ) -> None:
+    async def test_the_reset_of_a_quota_that_is_asked_again_is_done_once(self) -> None:
         mine = ticket()
-        async with bench.playing() as store:
+        async with self.playing() as store:
             spend: Any = partial(store.do, Spend("q", [SLIDING], {"requests": 2}))
             assert (await spend(ticket()))[0] == 0
             assert await store.do(ResetQuota("q"), mine)
@@ -435,8 +420,8 @@ class LockStories:
             waiting, at = await spend(ticket())
             assert (bool(waiting), at) == (True, None)
 
-    async def test_a_log_has_its_records_in_order_and_needs_a_lease(self, bench: Bench) -> None:
-        store = bench.played()
+    async def test_a_log_has_its_records_in_order_and_needs_a_lease(self) -> None:
+        store = self.played()
         async with store.store.open(opening()):
             assert await store.do(WriteLog("a", "[0]")) is None
             await store.join()
@@ -460,14 +445,12 @@ class LockStories:
             assert await store.look(LogPage("b", 0)) == [(1, me, "[9]")]
             await store.leave()
 
-    async def test_the_requests_of_a_dead_instance_leave_the_line_of_a_quota(
-        self, bench: Bench
-    ) -> None:
+    async def test_the_requests_of_a_dead_instance_leave_the_line_of_a_quota(self) -> None:
         async def spend(lanes: DurableLanes) -> None:
             await lanes.quota("q").spend(tokens=1)
-            bench.log.append("spent")
+            self.log.append("spent")
 
-        dead = bench.played()
+        dead = self.played()
         if not dead.leased:
             return  # it has one instance
         async with dead.store.open(opening()):
@@ -475,11 +458,11 @@ class LockStories:
             await dead.do(Spend("q", [TOKENS], {"tokens": 5}))
             waiting: Any = await dead.do(Spend("q", [TOKENS], {"tokens": 10**6}))
             assert waiting[1] is None
-        async with bench.lanes(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
+        async with self.instance(quotas={"q": TOKENS}) as lanes, trio.open_nursery() as nursery:
             nursery.start_soon(spend, lanes)
-            await bench.settle(lanes)
-            await bench.lease_over()
-            await reaped(bench, lanes, lambda: bench.log == ["spent"])
+            await self.settle()
+            await self.lease_over()
+            await reaped(self, lanes, lambda: self.log == ["spent"])
 
 
 async def reaped(
@@ -492,5 +475,5 @@ async def reaped(
     """
     tries = iter(range(200))
     while not so() and next(tries, None) is not None:
-        await bench.advance(seconds if bench.virtual else 0.1, lanes)
+        await bench.advance(seconds if bench.virtual else 0.1)
     assert so(), bench.log

@@ -11,7 +11,7 @@ import trio
 
 from ... import LaneConfig, LaneGroup, RateLimit
 from .. import DurableJobError, DurableLanes, DurableState, NoRetry
-from ._bench import Bench, stories, this_run
+from ._bench import Bench, this_run
 
 LENGTH: Final = 1_000
 REFUSED: Final = ("a\0b", "ä\0b", "a\ud800b", "x" * (LENGTH + 1), "ä" * (LENGTH + 1))
@@ -55,13 +55,10 @@ def acts(lanes: DurableLanes, name: str) -> Iterator[Callable[[], Awaitable[Any]
     yield partial(lanes.configure, {"main": 1}, {"g": LaneGroup(["main", name])})
 
 
-@stories
-class NameStories:
+class NameStories(Bench):
     """Tests of names."""
 
-    async def test_a_name_that_a_store_could_not_keep_is_refused_before_anything_is_written(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_name_that_a_store_could_not_keep_is_refused_and_nothing_written(self) -> None:
         for name in REFUSED:
             for options in (
                 {"handlers": {name: trio.sleep}},
@@ -70,12 +67,12 @@ class NameStories:
                 {"quotas": {name: RateLimit(1)}},
                 {"quotas": {"q": RateLimit(1, unit=name)}},
             ):
-                with bench.raises(ValueError):
-                    bench.lanes(**options)
-        async with bench.lanes(lanes=NAMED_LANES) as lanes:
+                with self.raises(ValueError):
+                    self.instance(**options)
+        async with self.instance(lanes=NAMED_LANES) as lanes:
             for name in REFUSED:
                 for act in acts(lanes, name):
-                    with bench.raises(ValueError) as caught:
+                    with self.raises(ValueError) as caught:
                         await act()
                     # the field, and the value or its beginning
                     assert str(caught[0]).partition(" must ")[2], caught
@@ -83,9 +80,9 @@ class NameStories:
             assert await lanes.jobs() == []
             assert set(await lanes.limits()) == set(NAMED_LANES)
             await (await lanes.submit("echo", 7)).wait()
-            assert bench.log == [7]
+            assert self.log == [7]
 
-    async def test_names_of_1000_characters_are_kept(self, bench: Bench) -> None:
+    async def test_names_of_1000_characters_are_kept(self) -> None:
         async def hear(payload: Any) -> Any:
             run = this_run()
             return await anext(aiter(run.messages()))
@@ -103,21 +100,19 @@ class NameStories:
         hears, fails, unit, lane, quota = longest(), longest(), longest(), longest(), longest()
         rate = RateLimit(2, unit=unit)
         limits = {lane: LaneConfig(concurrency=1, rate=rate), "t:*": 2, longest("t")[:-1] + "*": 1}
-        async with bench.lanes(
+        async with self.instance(
             lanes={"main": 4, **limits},
             groups={longest(): LaneGroup([lane])},
             quotas={quota: rate},
             handlers={hears: hear, fails: fail},
         ) as lanes:
             session, key = longest(), longest()
-            job = await bench.submitted(
-                lanes, hears, session=session, key=key, lane=lane, cost={unit: 2}
-            )
+            job = await self.submitted(hears, session=session, key=key, lane=lane, cost={unit: 2})
             assert await lanes.send(session, "hello", key=longest())
             assert await job.wait() == "hello"
             tenant = longest("t:")
             job = await lanes.submit(fails, lane=tenant)
-            await bench.fails(job, DurableJobError)
+            await self.fails(job, DurableJobError)
             await lanes.pause(tenant)
             await lanes.pause(f"session:{session}")
             assert [one.id for one in await lanes.jobs(tenant, handler=fails)] == [job.id]
@@ -129,6 +124,6 @@ class NameStories:
             await lanes.quota(quota).spend(**{unit: 1})
             assert (await lanes.check()).problems == ()
             waiting = await lanes.submit(hears, lane=tenant, session=session)
-        async with bench.lanes(lanes={}, worker=False) as lanes:
+        async with self.instance(lanes={}, worker=False) as lanes:
             assert (await lanes.job(waiting.id).status()).state is DurableState.WAITING
             assert await lanes.clear(tenant) == 1

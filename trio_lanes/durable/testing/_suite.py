@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import trio.testing
 
 from ._accept import AcceptStories
 from ._affinity import AffinityStories
 from ._again import AgainStories
-from ._bench import REAL_PAUSE, MakeStore
+from ._bench import REAL_PAUSE, MakeStore, plain_tests
 from ._blockers import BlockerStories
 from ._causes import CauseStories
 from ._control import ControlStories
@@ -25,6 +25,23 @@ from ._templates import TemplateStories
 from ._work import WorkStories
 
 MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
+STORIES: Final = (
+    AcceptStories,
+    AffinityStories,
+    AgainStories,
+    WorkStories,
+    ControlStories,
+    LimitStories,
+    TemplateStories,
+    BlockerStories,
+    CauseStories,
+    HealthStories,
+    TakeStories,
+    CrashStories,
+    LockStories,
+    NameStories,
+    TalkStories,
+)
 
 
 def durable_store_suite(
@@ -46,25 +63,11 @@ def durable_store_suite(
         0.05 without a ``clock``, and 0 with it.
     """
 
-    class DurableStoreSuite(
-        AcceptStories,
-        AffinityStories,
-        AgainStories,
-        WorkStories,
-        ControlStories,
-        LimitStories,
-        TemplateStories,
-        BlockerStories,
-        CauseStories,
-        HealthStories,
-        TakeStories,
-        CrashStories,
-        LockStories,
-        NameStories,
-        TalkStories,
-    ):
-        make_store = staticmethod(make)
-        make_clock = staticmethod(clock if clock is not None else lambda: None)
-        real_pause = pause if pause is not None else 0.0 if clock is not None else REAL_PAUSE
-
-    return DurableStoreSuite
+    suite: dict[str, Any] = {
+        "make_store": staticmethod(make),
+        "make_clock": staticmethod(clock if clock is not None else lambda: None),
+        "real_pause": pause if pause is not None else 0.0 if clock is not None else REAL_PAUSE,
+    }
+    for cls in STORIES:
+        suite |= plain_tests(cls)
+    return type("DurableStoreSuite", (), suite)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
+
 from ... import JobCancelledError
 from .. import (
     DurableState,
-    Finish,
     JobTakenError,
     PayloadError,
     Postponed,
     Retry,
     RetryPolicy,
     Submission,
-    Succeeded,
 )
 from ..acts.runs import Checkpoint, Take
 from ..store import STEP_BYTES
-from ._bench import Bench, opening, stories, this_run
+from ._bench import Bench, new_job, this_run
 
 TAKEN = json.dumps({"by": 1, "reason": "collected"})
 WAITING, PARKED, RUNNING = DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING
@@ -29,59 +29,41 @@ def one(payload: str = "1", session: str = "s", **options: Any) -> Submission:
     return Submission(name="echo", payload=payload, session=session, **options)
 
 
-@stories
-class TakeStories:
+class TakeStories(Bench):
     """Tests of the queue of a session, and of taking jobs from it."""
 
-    async def test_the_queue_of_a_session_has_its_jobs_with_their_payloads(
-        self, bench: Bench
-    ) -> None:
-        async with bench.doomed(
-            one("a"), one("b", key="k"), one("x", session="t"), one("c", delay=9.0)
-        ) as claims:
+    async def test_the_queue_of_a_session_has_its_jobs_with_their_payloads(self) -> None:
+        jobs = [new_job("a"), new_job("b", key="k"), new_job("c", delay=9.0)]
+        of_s = [attrs.evolve(job, session="s") for job in jobs]
+        async with self.doomed(*of_s[:2], new_job("x", session="t"), of_s[2]) as claims:
             assert [claim.payload for claim in claims] == ['"a"', '"x"']
-            async with bench.lanes(worker=False) as lanes:
+            async with self.instance(worker=False) as lanes:
                 queue = await lanes.queue("session:s")
-                assert [(job.name, job.payload, job.key) for job in queue] == [
-                    ("echo", '"a"', None),
-                    ("echo", '"b"', "k"),
-                    ("echo", '"c"', None),
-                ]
+                seen = [(job.name, job.payload, job.key) for job in queue]
+                assert seen == [("echo", job.payload, job.key) for job in jobs]
                 assert [job.state for job in queue] == [RUNNING, WAITING, PARKED]
                 assert all(0 <= job.age < 60 for job in queue)
                 assert [job.payload for job in await lanes.queue("s", limit=2)] == ['"a"', '"b"']
                 assert await lanes.queue("s", limit=0) == []
                 assert await lanes.queue("unknown") == []
 
-    async def test_a_queue_has_at_most_the_bytes_of_a_step(self, bench: Bench) -> None:
+    async def test_a_queue_has_at_most_the_bytes_of_a_step(self) -> None:
         text = "x" * (STEP_BYTES // 5)
-        async with bench.lanes(worker=False) as lanes:
+        async with self.instance(worker=False) as lanes:
             await lanes.submit_many([one(text) for _ in range(6)])
             assert len(await lanes.queue("s")) == 4
 
-    async def test_a_job_of_a_queue_has_begun_if_an_attempt_or_a_crash_was_counted(
-        self, bench: Bench
-    ) -> None:
-        store = bench.played()
-        async with store.open(opening()), bench.lanes(worker=False) as lanes:
-            await store.join()
-            for session in "abcd":
-                await lanes.submit("echo", session=session)
-            claims = (await store.step([], 4)).claims
-            await store.do(Checkpoint(claims[0].id, claims[0].fence, "1"))
-            outcomes = [Postponed(9.0, n == 1, False) for n in range(3)]
-            finishes = [
-                Finish(claim.id, claim.fence, outcome)
-                for claim, outcome in zip(claims[:3], outcomes, strict=True)
-            ]
-            await store.step(finishes, 0)
-            await store.leave()
+    async def test_a_job_of_a_queue_has_begun_if_an_attempt_or_a_crash_was_counted(self) -> None:
+        async with self.instance(worker=False) as lanes:
+            async with self.playing() as store:
+                claims = await store.begin(*(new_job(session=session) for session in "abcd"))
+                await store.do(Checkpoint(claims[0].id, claims[0].fence, "1"))
+                for n in range(3):  # and the last run counts a crash
+                    await store.end(claims[n], Postponed(9.0, n == 1, False))
             begun = [[job.begun for job in await lanes.queue(session)] for session in "abcd"]
             assert begun == [[True], [True], [False], [True]]
 
-    async def test_a_run_takes_jobs_that_wait_in_its_session_and_keeps_data_in_one_act(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_run_takes_jobs_of_its_session_and_keeps_data_in_one_act(self) -> None:
         async def taker(payload: Any) -> Any:
             run = this_run()
             if run.checkpoint_data is None:
@@ -95,80 +77,75 @@ class TakeStories:
                 raise ValueError("again")
             return run.checkpoint_data
 
-        async with bench.lanes(handlers={"taker": taker}, lanes={"main": 1}) as lanes:
+        async with self.instance(handlers={"taker": taker}, lanes={"main": 1}) as lanes:
             await lanes.pause("main")
             first = await lanes.submit("taker", session="s", retry=RetryPolicy(backoff=(0.0, 0.0)))
             others = await lanes.submit_many([one("b"), one("c", delay=60.0), one("d")])
             await lanes.resume("main")
             assert await first.wait() == ["b", "c"]
             for other in others[:2]:
-                error = await bench.fails(other, JobTakenError)
+                error = await self.fails(other, JobTakenError)
                 assert (error.by, error.reason) == (first.id, "collected")
                 assert isinstance(error, JobCancelledError)
                 assert str(error) == (f"job {first.id} of the same session has taken it: collected")
             assert await others[2].wait() == "d"
             assert (await lanes.check()).problems == ()
 
-    async def test_a_run_takes_all_jobs_or_none(self, bench: Bench) -> None:
-        async with bench.playing() as store, bench.lanes(worker=False) as lanes:
-            of_another = [one("d", session="t"), one("e", session="t")]
-            jobs = await lanes.submit_many([one("a"), one("b"), one("c"), *of_another])
-            ids = [job.id for job in jobs]
-            run, other = (await store.step([], 9)).claims
+    async def test_a_run_takes_all_jobs_or_none(self) -> None:
+        async with self.playing() as store, self.instance(worker=False) as lanes:
+            ids = await store.enqueue([new_job(session=session) for session in "ssstt"])
+            run, other = await store.claim(9)
             assert (run.id, other.id) == (ids[0], ids[3])
             await lanes.cancel(ids[2])
             for wrong in (ids[0], *ids[2:], 10**15):
                 taken = {ids[1]: TAKEN, wrong: TAKEN}
                 assert await store.do(Take(run.id, run.fence, "1", taken)) is False
-            assert await bench.state(lanes, ids[1]) is WAITING
+            assert await self.state(ids[1]) is WAITING
             assert not (await lanes.queue("s"))[0].begun
             assert await store.twice(Take(run.id, run.fence, "2", {ids[1]: TAKEN}))
-            assert await bench.state(lanes, ids[1]) is DurableState.CANCELLED
+            assert await self.state(ids[1]) is DurableState.CANCELLED
             assert (await lanes.queue("s"))[0].begun
-            ends = [Finish(run.id, run.fence, Succeeded("1"))]
-            assert (await store.step(ends, 9)).claims == ()
+            assert (await store.end(run, room=9)).claims == ()
             assert await store.do(Take(run.id, run.fence, "3", {})) is None
 
-    async def test_jobs_without_a_session_are_not_taken(self, bench: Bench) -> None:
+    async def test_jobs_without_a_session_are_not_taken(self) -> None:
         seen: list[Any] = []
 
         async def taker(payload: Any) -> None:
             run = this_run()
             seen.append(await run.queue())
             seen.append(await run.take({payload: "mine"}, None))
-            with bench.raises(PayloadError):
+            with self.raises(PayloadError):
                 await run.take({}, object())
-            with bench.raises(TypeError):
+            with self.raises(TypeError):
                 await run.take({"1": "mine"}, None)  # type: ignore[dict-item]
 
-        async with bench.lanes(handlers={"taker": taker}, lanes={"main": 4, "cron": 1}) as lanes:
+        async with self.instance(handlers={"taker": taker}, lanes={"main": 4, "cron": 1}) as lanes:
             await lanes.pause("cron")
             waiting = await lanes.submit("echo", lane="cron")
             await (await lanes.submit("taker", waiting.id)).wait()
             assert seen == [[], False]
-            assert await bench.state(lanes, waiting.id) is WAITING
+            assert await self.state(waiting.id) is WAITING
 
-    async def test_a_cancel_that_spares_running_jobs_ends_only_jobs_that_wait(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes() as lanes:
+    async def test_a_cancel_that_spares_running_jobs_ends_only_jobs_that_wait(self) -> None:
+        async with self.instance() as lanes:
             running = await lanes.submit("gate", "a", session="s")
-            waiting = await bench.submitted(lanes, "echo", session="s")
+            waiting = await self.submitted("echo", session="s")
             assert not await lanes.cancel(running.id, running=False)
             assert await lanes.cancel(waiting.id, running=False)
             assert not await lanes.cancel(waiting.id, running=False)
-            bench.gate("a").set()
+            self.gate("a").set()
             assert await running.wait() == "a"
 
-    async def test_a_retry_says_whether_its_job_keeps_its_place(self, bench: Bench) -> None:
+    async def test_a_retry_says_whether_its_job_keeps_its_place(self) -> None:
         async def turns(payload: Any) -> None:
-            bench.log.append(payload)
-            if payload == "tail" and bench.log.count("tail") == 1:
+            self.log.append(payload)
+            if payload == "tail" and self.log.count("tail") == 1:
                 raise Retry(0, counts=False, order="requeue")
-            if payload == "place" and bench.log.count("place") == 1:
+            if payload == "place" and self.log.count("place") == 1:
                 raise Retry(0, order="keep")
 
-        async with bench.lanes(handlers={"turns": turns}, lanes={"main": 1}) as lanes:
+        async with self.instance(handlers={"turns": turns}, lanes={"main": 1}) as lanes:
             await lanes.pause("main")
             policy = RetryPolicy(order="requeue")
             jobs = [
@@ -178,7 +155,7 @@ class TakeStories:
             await lanes.resume("main")
             for job in jobs:
                 await job.wait()
-            assert bench.log == ["tail", "place", "place", "last", "tail"]
+            assert self.log == ["tail", "place", "place", "last", "tail"]
             assert (await jobs[0].status()).attempt == 1
-        with bench.raises(ValueError):
+        with self.raises(ValueError):
             Retry(0, order="first")  # type: ignore[arg-type]

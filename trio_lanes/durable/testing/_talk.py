@@ -22,21 +22,18 @@ from ..acts.inspection import StatusOf
 from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, EmitEvent, Send
 from ..store import EVENT_BYTES, EVENTS_KEPT, LISTED
-from ._bench import Bench, stories, this_run
+from ._bench import Bench, new_job, this_run
 
 
-@stories
-class TalkStories:
+class TalkStories(Bench):
     """Tests of what runs say while they run."""
 
-    async def test_events_reach_readers_on_any_instance_until_the_job_has_ended(
-        self, bench: Bench
-    ) -> None:
+    async def test_events_reach_readers_on_any_instance_until_the_job_has_ended(self) -> None:
         async def speak(payload: Any) -> None:
             run = this_run()
             for word in ("one", {"two": 2}):
-                bench.log.append(await run.emit(word))
-            await bench.gate("more").wait()
+                self.log.append(await run.emit(word))
+            await self.gate("more").wait()
             await run.emit("three")
 
         async def read(lanes: DurableLanes, after: int, seen: list[Any]) -> None:
@@ -48,64 +45,62 @@ class TalkStories:
         there: list[Any] = []
         late: list[Any] = []
         async with (
-            bench.lanes(handlers={"speak": speak}) as lanes,
-            bench.lanes(worker=False) as elsewhere,
+            self.instance(handlers={"speak": speak}) as lanes,
+            self.instance(worker=False) as elsewhere,
             trio.open_nursery() as nursery,
         ):
             job = await lanes.submit("speak")
             nursery.start_soon(read, lanes, 0, here)
             nursery.start_soon(read, elsewhere, 1, there)
             for _ in range(3):
-                await bench.advance(0.5, lanes)
-            assert bench.log == [1, 2]
+                await self.advance(0.5)
+            assert self.log == [1, 2]
             assert here == [(1, "one"), (2, {"two": 2})]
             assert there == [(2, {"two": 2})]
-            bench.gate("more").set()
+            self.gate("more").set()
             for _ in range(3):
-                await bench.advance(0.5, lanes)
+                await self.advance(0.5)
             assert here[2:] == there[1:] == [(3, "three"), "ended"]
             await read(elsewhere, 0, late)
             assert late == here
             late.clear()
             await read(elsewhere, 3, late)
             assert late == ["ended"]
-            with bench.raises(TypeError):
+            with self.raises(TypeError):
                 lanes.job(job.id).events(after="1")  # type: ignore[arg-type]
-            with bench.raises(ResultGoneError):
+            with self.raises(ResultGoneError):
                 await read_one(lanes, 10**9)
 
-    async def test_what_is_no_event_is_refused_at_the_call(self, bench: Bench) -> None:
+    async def test_what_is_no_event_is_refused_at_the_call(self) -> None:
         async def speak(payload: Any) -> None:
             run = this_run()
             for event in (object(), "x" * EVENT_BYTES):
-                with bench.raises(PayloadError):
+                with self.raises(PayloadError):
                     await run.emit(event)
-            bench.log.append(await run.emit("x" * (EVENT_BYTES - 2)))
+            self.log.append(await run.emit("x" * (EVENT_BYTES - 2)))
 
-        async with bench.lanes(handlers={"speak": speak}) as lanes:
+        async with self.instance(handlers={"speak": speak}) as lanes:
             await (await lanes.submit("speak")).wait()
-            assert bench.log == [1]
+            assert self.log == [1]
 
-    async def test_events_are_counted_over_all_attempts_and_need_the_fence(
-        self, bench: Bench
-    ) -> None:
-        async with bench.playing() as store:
-            (id,) = await store.enqueue([SubmittedJob(name="echo")])
-            (first,) = (await store.step([], 1)).claims
+    async def test_events_are_counted_over_all_attempts_and_need_the_fence(self) -> None:
+        async with self.playing() as store:
+            (id,) = await store.enqueue([new_job()])
+            (first,) = await store.claim()
             assert await store.twice(EmitEvent(id, first.fence, '"a"')) == 1
-            (second,) = (await store.step([Finish(id, first.fence, Released())], 1)).claims
+            (second,) = (await store.end(first, Released(), 1)).claims
             assert await store.do(EmitEvent(id, first.fence, '"lost"')) is None
             assert await store.do(EmitEvent(id, second.fence, '"b"')) == 2
             assert list(await store.events(id, 0) or ()) == [(1, '"a"'), (2, '"b"')]
             assert list(await store.events(id, 1) or ()) == [(2, '"b"')]
-            await store.step([Finish(id, second.fence, Succeeded("1"))], 0)
+            await store.end(second)
             assert list(await store.events(id, 2) or ()) == []
             assert await store.events(10**9, 0) is None
 
-    async def test_the_last_events_are_kept_as_long_as_the_job(self, bench: Bench) -> None:
-        async with bench.playing() as store:
-            (id,) = await store.enqueue([SubmittedJob(name="echo")])
-            (claim,) = (await store.step([], 1)).claims
+    async def test_the_last_events_are_kept_as_long_as_the_job(self) -> None:
+        async with self.playing() as store:
+            (id,) = await store.enqueue([new_job()])
+            (claim,) = await store.claim()
 
             async def emit(n: int) -> None:
                 await store.do(EmitEvent(id, claim.fence, str(n)))
@@ -113,21 +108,19 @@ class TalkStories:
             async with trio.open_nursery() as nursery:
                 for n in range(EVENTS_KEPT + 5):
                     nursery.start_soon(emit, n)
-            await store.step([Finish(id, claim.fence, Succeeded("1"))], 0)
+            await store.end(claim)
             numbers: list[int] = [0]
             while found := await store.store.events(id, numbers[-1]):
                 numbers += [number for number, _ in found]
             assert numbers[1:] == list(range(6, EVENTS_KEPT + 6))
 
-    async def test_a_message_is_taken_by_the_run_of_a_session_on_any_instance(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_message_is_taken_by_the_run_of_a_session_on_any_instance(self) -> None:
         async def listen(payload: Any) -> list[Any]:
             run = this_run()
             messages = run.messages()
-            while bench.log[-1:] != ["stop"]:
-                bench.log.append(await anext(messages))
-            return bench.log
+            while self.log[-1:] != ["stop"]:
+                self.log.append(await anext(messages))
+            return self.log
 
         results: dict[Any, Any] = {}
 
@@ -135,21 +128,21 @@ class TalkStories:
             results[message, key] = (await lanes.send(to, message, key=key)).reason
 
         async with (
-            bench.lanes(handlers={"listen": listen}) as lanes,
-            bench.lanes(worker=False) as elsewhere,
+            self.instance(handlers={"listen": listen}) as lanes,
+            self.instance(worker=False) as elsewhere,
             trio.open_nursery() as nursery,
         ):
             assert (await elsewhere.send("alice", 1)).reason == "no_active_run"
-            job = await bench.submitted(lanes, "listen", session="alice")
+            job = await self.submitted("listen", session="alice")
             for to, message, key in (
                 *(("alice", "a", None), (job.id, "b", "k"), ("session:alice", "b", "k")),
                 ("alice", "c", None),
             ):
                 nursery.start_soon(send, elsewhere, to, message, key)
                 while (message, key) not in results:  # a store elsewhere may take its time
-                    await bench.advance(1, lanes)
-            await bench.settle(lanes)
-            assert bench.log == ["a", "b", "c"]
+                    await self.advance(1)
+            await self.settle()
+            assert self.log == ["a", "b", "c"]
             assert results == {("a", None): None, ("b", "k"): None, ("c", None): None}
             assert not results["a", None]
             assert await lanes.send(job.id, "stop")
@@ -157,13 +150,13 @@ class TalkStories:
             assert (await lanes.send(job.id, "late")).reason == "no_active_run"
             assert (await lanes.send(10**400, "nobody")).reason == "no_active_run"
             for bad in ({"message": object()}, {"message": "x" * EVENT_BYTES}):
-                with bench.raises(PayloadError):
+                with self.raises(PayloadError):
                     await lanes.send("alice", **bad)
-            with bench.raises(ValueError):
+            with self.raises(ValueError):
                 await lanes.send("alice", 1, key="")
 
-    async def test_a_status_has_what_the_job_carries_if_it_is_asked_for(self, bench: Bench) -> None:
-        async with bench.playing() as store:
+    async def test_a_status_has_what_the_job_carries_if_it_is_asked_for(self) -> None:
+        async with self.playing() as store:
             ids = await store.enqueue([SubmittedJob(name="echo", payload=f"[{n}]") for n in "123"])
 
             async def texts_of(id: int) -> JobTexts:
@@ -175,7 +168,7 @@ class TalkStories:
             for n, id in enumerate(ids, 1):
                 assert (await store.look(StatusOf(id))).texts is None
                 assert await texts_of(id) == JobTexts(f"[{n}]", None, None, (), ())
-            claims = (await store.step([], 2)).claims
+            claims = await store.claim(2)
             for claim in claims:
                 for n in range(LISTED + 5):
                     await store.do(EmitEvent(claim.id, claim.fence, str(n)))
@@ -203,7 +196,7 @@ class TalkStories:
             assert await texts_of(ids[2]) == JobTexts(None, None, '{"reason": "late"}', (), ())
             assert await store.look(StatusOf(10**9, True)) is None
 
-    async def test_one_task_of_a_run_takes_messages_at_a_time(self, bench: Bench) -> None:
+    async def test_one_task_of_a_run_takes_messages_at_a_time(self) -> None:
         async def listen(payload: Any) -> str:
             run = this_run()
 
@@ -213,39 +206,35 @@ class TalkStories:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(take)
                 await trio.testing.wait_all_tasks_blocked()
-                with bench.raises(trio.BusyResourceError):
+                with self.raises(trio.BusyResourceError):
                     await anext(run.messages())
                 nursery.cancel_scope.cancel()
             return str(await anext(run.messages()))
 
-        async with bench.lanes(handlers={"listen": listen}) as lanes:
-            job = await bench.submitted(lanes, "listen")
+        async with self.instance(handlers={"listen": listen}) as lanes:
+            job = await self.submitted("listen")
             assert await lanes.send(job.id, "hello")
             assert await job.wait() == "hello"
 
-    async def test_a_sender_knows_that_its_message_was_taken_while_the_run_goes_on(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_sender_knows_that_its_message_was_taken_while_the_run_goes_on(self) -> None:
         async def listen(payload: Any) -> str:
             run = this_run()
             message = str(await anext(run.messages()))
             # nothing else happens that could wake the sender
-            await bench.gate("known").wait()
+            await self.gate("known").wait()
             return message
 
-        async with bench.lanes(handlers={"listen": listen}) as lanes:
-            job = await bench.submitted(lanes, "listen")
+        async with self.instance(handlers={"listen": listen}) as lanes:
+            job = await self.submitted("listen")
             assert await lanes.send(job.id, "hello")
-            bench.gate("known").set()
+            self.gate("known").set()
             assert await job.wait() == "hello"
 
-    async def test_what_a_run_took_the_next_run_takes_again_and_the_rest_is_refused(
-        self, bench: Bench
-    ) -> None:
-        async with bench.playing() as store:
-            (id,) = await store.enqueue([SubmittedJob(name="echo", session="s")])
+    async def test_what_a_run_took_the_next_run_takes_again_and_the_rest_is_refused(self) -> None:
+        async with self.playing() as store:
+            (id,) = await store.enqueue([new_job(session="s")])
             assert await store.do(Send(None, id, "1", None)) == "no_active_run"
-            (first,) = (await store.step([], 1)).claims
+            (first,) = await store.claim()
             assert await store.twice(Send("s", None, '"a"', None)) == (id, 1)
             assert await store.do(Send(None, id, '"b"', "k")) == (id, 2)
             assert await store.do(Send(None, id, '"b"', "k")) == (id, 2)
@@ -254,7 +243,7 @@ class TalkStories:
             assert await store.receive(id, first.fence, 0) == (1, '"a"')
             assert await store.receive(id, first.fence, 0) == (1, '"a"')
             assert await store.receive(id, first.fence, 1) == (2, '"b"')
-            (second,) = (await store.step([Finish(id, first.fence, Released())], 1)).claims
+            (second,) = (await store.end(first, Released(), 1)).claims
             assert [await store.sent(id, n) for n in (1, 2, 3)] == [True, True, False]
             assert await store.do(Send(None, id, '"d"', None)) == (id, 4)
             assert await store.receive(id, first.fence, 0) is None
@@ -262,7 +251,7 @@ class TalkStories:
             assert await store.receive(id, second.fence, 1) == (2, '"b"')
             assert await store.receive(id, second.fence, 2) == (4, '"d"')
             assert await store.do(Send(None, id, '"e"', None)) == (id, 5)
-            await store.step([Finish(id, second.fence, Succeeded("1"))], 0)
+            await store.end(second)
             assert await store.sent(id, 4)
             assert not await store.sent(id, 5)
             assert not await store.sent(10**9, 1)

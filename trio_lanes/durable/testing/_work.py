@@ -18,72 +18,70 @@ from .. import (
     Retry,
     RetryPolicy,
     Submission,
-    SubmittedJob,
 )
-from ._bench import ONCE, Bench, stories, this_run
+from ._bench import ONCE, Bench, new_job, this_run
 
 SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
 
 
-@stories
-class WorkStories:
+class WorkStories(Bench):
     """Tests of work."""
 
-    async def test_a_job_runs_and_every_waiting_task_gets_its_result(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_a_job_runs_and_every_waiting_task_gets_its_result(self) -> None:
+        async with self.instance() as lanes:
             job = await lanes.submit("echo", {"text": "hé\u2028", "n": [1, None, 2.5, True]})
             assert await job.wait() == {"text": "hé\u2028", "n": [1, None, 2.5, True]}
             assert await lanes.job(job.id).wait() == await job.wait()
             assert (await job.status()).state is DurableState.SUCCEEDED
 
-    async def test_each_run_has_the_headers_of_its_job(self, bench: Bench) -> None:
-        async with bench.playing() as store:
+    async def test_each_run_has_the_headers_of_its_job(self) -> None:
+        async with self.playing() as store:
             headers = '{"traceparent": "00-é"}'
-            jobs = [SubmittedJob(name="echo", headers=given) for given in (headers, None)]
+            jobs = [new_job(headers=given) for given in (headers, None)]
             await store.enqueue(jobs)
-            claims = (await store.step([], 2)).claims
+            claims = await store.claim(2)
             assert [claim.headers for claim in claims] == [headers, None]
             first = Finish(claims[0].id, claims[0].fence, Released())
             (again,) = (await store.step([first], 1)).claims
             assert (again.id, again.headers) == (claims[0].id, headers)
 
-    async def test_a_session_runs_one_at_a_time_in_order_of_submission(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_a_session_runs_one_at_a_time_in_order_of_submission(self) -> None:
+        async with self.instance() as lanes:
             jobs = [await lanes.submit("gate", name, session="s") for name in "abc"]
             for number, job in enumerate(jobs):
-                await bench.settle(lanes)
-                assert bench.begun() == list("abc")[: number + 1]
-                bench.gate("abc"[number]).set()
+                await self.settle()
+                assert self.begun() == list("abc")[: number + 1]
+                self.gate("abc"[number]).set()
                 await job.wait()
 
-    async def test_a_lane_never_runs_more_than_its_limit(self, bench: Bench) -> None:
-        async with bench.lanes(lanes={"main": 2}) as lanes:
+    async def test_a_lane_never_runs_more_than_its_limit(self) -> None:
+        async with self.instance(lanes={"main": 2}) as lanes:
             for name in "abcd":
                 await lanes.submit("gate", name)
-            await bench.settle(lanes)
-            assert bench.begun() == ["a", "b"]
+            await self.settle()
+            assert self.begun() == ["a", "b"]
             await lanes.configure({"main": 3})
-            await bench.settle(lanes)
-            assert bench.begun() == ["a", "b", "c"]
+            await self.settle()
+            assert self.begun() == ["a", "b", "c"]
             await lanes.configure({"main": 1})
-            bench.gate("a").set()
-            await bench.opened(lanes, "b")
-            assert bench.begun() == ["a", "b", "c"]
-            await bench.opened(lanes, "c")
-            assert bench.begun() == ["a", "b", "c", "d"]
+            self.gate("a").set()
+            await self.opened("b")
+            assert self.begun() == ["a", "b", "c"]
+            await self.opened("c")
+            assert self.begun() == ["a", "b", "c", "d"]
 
-    async def test_an_instance_runs_no_more_than_its_capacity(self, bench: Bench) -> None:
-        async with bench.lanes(lanes={"main": 9, "cron": 9}, capacity=2) as lanes:
+    async def test_an_instance_runs_no_more_than_its_capacity(self) -> None:
+        async with self.instance(lanes={"main": 9, "cron": 9}, capacity=2) as lanes:
             for name in "abc":
                 await lanes.submit("gate", name)
-            await bench.submitted(lanes, "gate", "d", lane="cron")
-            assert len(bench.begun()) == 2
-            await bench.opened(lanes, "a")
-            assert set(bench.begun()) >= {"a", "b", "d"}  # lanes take turns
-            assert len(bench.begun()) == 3
+            await self.submitted("gate", "d", lane="cron")
+            assert len(self.begun()) == 2
+            await self.opened("a")
+            assert set(self.begun()) >= {"a", "b", "d"}  # lanes take turns
+            assert len(self.begun()) == 3
 
-    async def test_a_session_with_many_jobs_costs_the_others_nothing(self, bench: Bench) -> None:
-        async with bench.lanes(lanes={"main": 1}) as lanes:
+    async def test_a_session_with_many_jobs_costs_the_others_nothing(self) -> None:
+        async with self.instance(lanes={"main": 1}) as lanes:
             await lanes.pause("main")
             await lanes.submit_many(
                 [Submission(name="echo", payload=f"big {n}", session="big") for n in range(50)]
@@ -94,12 +92,10 @@ class WorkStories:
             await lanes.resume("main")
             for job in small:
                 await job.wait()
-            assert bench.log[:6] == ["big 0", *(f"small {n}" for n in range(5))]
+            assert self.log[:6] == ["big 0", *(f"small {n}" for n in range(5))]
 
-    async def test_priority_chooses_between_sessions_and_starves_no_session(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes(lanes={"main": 1}) as lanes:
+    async def test_priority_chooses_between_sessions_and_starves_no_session(self) -> None:
+        async with self.instance(lanes={"main": 1}) as lanes:
             await lanes.pause("main")
             for n in range(40):
                 await lanes.submit("echo", (1, n), session=f"high {n}", priority=1)
@@ -107,29 +103,27 @@ class WorkStories:
                 job = await lanes.submit("echo", (-1, n), session=f"low {n}", priority=-1)
             await lanes.resume("main")
             await job.wait()
-        served = [entry[0] for entry in bench.log]
+        served = [entry[0] for entry in self.log]
         assert served[0] == 1
         for priority in (1, 0, -1):
-            numbers = [entry[1] for entry in bench.log if entry[0] == priority]
+            numbers = [entry[1] for entry in self.log if entry[0] == priority]
             assert numbers == sorted(numbers)
             waiting = [at for at, one in enumerate(served) if one == priority]
             assert all(b - a <= 10 for a, b in pairwise(waiting))
             assert waiting[0] < 10
         assert served[:40].count(1) >= 30
 
-    async def test_priority_never_reorders_a_session(self, bench: Bench) -> None:
-        async with bench.lanes(lanes={"main": 1}) as lanes:
+    async def test_priority_never_reorders_a_session(self) -> None:
+        async with self.instance(lanes={"main": 1}) as lanes:
             await lanes.pause("main")
             await lanes.submit("echo", "first", session="s", priority=-1)
             job = await lanes.submit("echo", "second", session="s", priority=1)
             await lanes.resume("main")
             await job.wait()
-            assert bench.log == ["first", "second"]
+            assert self.log == ["first", "second"]
 
-    async def test_a_delayed_job_joins_the_tail_when_due_and_blocks_no_other_job(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes() as lanes:
+    async def test_a_delayed_job_joins_the_tail_when_due_and_blocks_no_other_job(self) -> None:
+        async with self.instance() as lanes:
             late = await lanes.submit("echo", "late", session="s", delay=2)
             status = await late.status()
             assert (status.state, status.why) == (DurableState.PARKED, "delay")
@@ -137,115 +131,113 @@ class WorkStories:
             await (await lanes.submit("echo", "a", session="s")).wait()
             await lanes.submit("gate", "b", session="s")
             await lanes.submit("echo", "c", session="s")
-            await bench.advance(2.1, lanes)
+            await self.advance(2.1)
             assert (await late.status()).state is DurableState.WAITING
-            bench.gate("b").set()
+            self.gate("b").set()
             await late.wait()
-            assert bench.log == ["a", "b begins", "b ends", "c", "late"]
+            assert self.log == ["a", "b begins", "b ends", "c", "late"]
 
-    async def test_a_longer_delay_puts_off_no_shorter_one(self, bench: Bench) -> None:
-        async with bench.lanes() as lanes:
+    async def test_a_longer_delay_puts_off_no_shorter_one(self) -> None:
+        async with self.instance():
             for delay in (4, 2, 40):
-                await bench.submitted(lanes, "echo", delay, delay=delay)
-            await bench.advance(2.1, lanes)
-            assert bench.log == [2]
-            await bench.advance(2.0, lanes)
-            assert bench.log == [2, 4]
+                await self.submitted("echo", delay, delay=delay)
+            await self.advance(2.1)
+            assert self.log == [2]
+            await self.advance(2.0)
+            assert self.log == [2, 4]
 
-    async def test_what_falls_due_while_no_worker_lives_is_not_overtaken(
-        self, bench: Bench
-    ) -> None:
+    async def test_what_falls_due_while_no_worker_lives_is_not_overtaken(self) -> None:
         async def bad(payload: Any) -> None:
-            bench.log.append(payload)
-            if bench.log.count(payload) == 1:
+            self.log.append(payload)
+            if self.log.count(payload) == 1:
                 raise ValueError("no")
 
         later = RetryPolicy(backoff=(2.0, 2.0), jitter=0, order="requeue")
-        async with bench.lanes(handlers={"bad": bad}) as lanes:
+        async with self.instance(handlers={"bad": bad}) as lanes:
             dead = await lanes.submit("bad", "dead", session="s", retry=ONCE)
-            await bench.submitted(lanes, "bad", "again", session="s", retry=later)
+            await self.submitted("bad", "again", session="s", retry=later)
             for n in range(2):
                 await lanes.submit("echo", f"delayed {n}", session="s", delay=2.5 - n)
-            assert bench.log == ["dead", "again"]
-        async with bench.lanes(worker=False) as lanes:
-            await bench.advance(3, lanes)
+            assert self.log == ["dead", "again"]
+        async with self.instance(worker=False) as lanes:
+            await self.advance(3)
             await lanes.submit("echo", "submitted", session="s")
             await lanes.submit("echo", "late", session="s", delay=1.5)
-            await bench.advance(2, lanes)
+            await self.advance(2)
             assert await lanes.requeue(dead.id)
-        async with bench.lanes(handlers={"bad": bad}) as lanes:
+        async with self.instance(handlers={"bad": bad}) as lanes:
             await lanes.job(dead.id).wait()
-        assert bench.log[2:] == ["delayed 1", "again", "delayed 0", "submitted", "late", "dead"]
+        assert self.log[2:] == ["delayed 1", "again", "delayed 0", "submitted", "late", "dead"]
 
-    async def test_between_attempts_the_head_blocks_its_session_alone(self, bench: Bench) -> None:
+    async def test_between_attempts_the_head_blocks_its_session_alone(self) -> None:
         failures = iter([ValueError("once"), ValueError("twice")])
 
         async def flaky(payload: Any) -> Any:
             run = this_run()
-            bench.log.append(run.attempt)
+            self.log.append(run.attempt)
             for failure in failures:
                 raise failure
             return run.attempt
 
-        async with bench.lanes(handlers={"flaky": flaky}, retry=SOON) as lanes:
+        async with self.instance(handlers={"flaky": flaky}, retry=SOON) as lanes:
             job = await lanes.submit("flaky", session="s")
             after = await lanes.submit("echo", "after", session="s")
             await (await lanes.submit("echo", "other", session="t")).wait()
-            await bench.settle(lanes)
+            await self.settle()
             status = await job.status()
             assert (status.state, status.why) == (DurableState.PARKED, "retry")
-            await bench.advance(1.1, lanes)
-            await bench.advance(1.1, lanes)
-            assert bench.log in ([1, "other", 2], ["other", 1, 2])
-            await bench.advance(1.0, lanes)
+            await self.advance(1.1)
+            await self.advance(1.1)
+            assert self.log in ([1, "other", 2], ["other", 1, 2])
+            await self.advance(1.0)
             assert await job.wait() == 3
             await after.wait()
-            assert bench.log[-2:] == [3, "after"]
+            assert self.log[-2:] == [3, "after"]
 
-    async def test_requeue_order_sends_a_failed_attempt_to_the_tail(self, bench: Bench) -> None:
+    async def test_requeue_order_sends_a_failed_attempt_to_the_tail(self) -> None:
         async def flaky(payload: Any) -> None:
             run = this_run()
-            bench.log.append(f"attempt {run.attempt}")
+            self.log.append(f"attempt {run.attempt}")
             if run.attempt == 1:
                 raise ValueError("no")
 
-        async with bench.lanes(handlers={"flaky": flaky}) as lanes:
+        async with self.instance(handlers={"flaky": flaky}) as lanes:
             policy = RetryPolicy(backoff=(1.0, 1.0), jitter=0, order="requeue")
             job = await lanes.submit("flaky", session="s", retry=policy)
             await (await lanes.submit("echo", "next", session="s")).wait()
-            await bench.advance(1.1, lanes)
+            await self.advance(1.1)
             await job.wait()
-            assert bench.log == ["attempt 1", "next", "attempt 2"]
+            assert self.log == ["attempt 1", "next", "attempt 2"]
 
-    async def test_retry_parks_it_that_long_and_no_retry_fails_it(self, bench: Bench) -> None:
+    async def test_retry_parks_it_that_long_and_no_retry_fails_it(self) -> None:
         async def later(payload: Any) -> Any:
             run = this_run()
-            bench.log.append(run.attempt)
-            if len(bench.log) < 5:
+            self.log.append(run.attempt)
+            if len(self.log) < 5:
                 raise Retry(after=0.5, counts=False)
             return "done"
 
         async def never(payload: Any) -> None:
             raise NoRetry("it is no use")
 
-        async with bench.lanes(handlers={"later": later, "never": never}) as lanes:
+        async with self.instance(handlers={"later": later, "never": never}) as lanes:
             job = await lanes.submit("later")
             for _ in range(4):
-                await bench.settle(lanes)
-                await bench.advance(0.6, lanes)
+                await self.settle()
+                await self.advance(0.6)
             assert await job.wait() == "done"
-            assert bench.log == [1, 1, 1, 1, 1]
+            assert self.log == [1, 1, 1, 1, 1]
             lost = await lanes.submit("never")
-            assert (await bench.fails(lost, DurableJobError)).message == "it is no use"
+            assert (await self.fails(lost, DurableJobError)).message == "it is no use"
 
-    async def test_a_failure_that_is_not_retried_ends_the_job_at_once(self, bench: Bench) -> None:
+    async def test_a_failure_that_is_not_retried_ends_the_job_at_once(self) -> None:
         async def bad(payload: Any) -> None:
             raise KeyError(payload)
 
         policy = RetryPolicy(retry_on=ValueError)
-        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+        async with self.instance(handlers={"bad": bad}, retry=policy) as lanes:
             job = await lanes.submit("bad", "x")
-            error = await bench.fails(job, DurableJobError)
+            error = await self.fails(job, DurableJobError)
             assert (error.type, error.message) == ("KeyError", "'x'")
             assert "in bad" in error.traceback
             assert isinstance(error.__cause__, KeyError)
@@ -253,15 +245,13 @@ class WorkStories:
             assert status.state is DurableState.FAILED
             assert status.error == "KeyError: 'x'"
 
-    async def test_a_job_whose_attempts_are_used_up_is_dead_and_its_session_goes_on(
-        self, bench: Bench
-    ) -> None:
-        async with bench.lanes() as lanes:
+    async def test_a_job_whose_attempts_are_used_up_is_dead_and_its_session_goes_on(self) -> None:
+        async with self.instance() as lanes:
             policy = RetryPolicy(max_attempts=2, backoff=(1.0, 1.0), jitter=0)
             job = await lanes.submit("bad", session="s", retry=policy, key="k")
-            after = await bench.submitted(lanes, "echo", "after", session="s")
-            await bench.advance(1.1, lanes)
-            await bench.fails(job, JobDeadError)
+            after = await self.submitted("echo", "after", session="s")
+            await self.advance(1.1)
+            await self.fails(job, JobDeadError)
             await after.wait()
             (dead,) = await lanes.dead("session:s")
             assert (dead.id, dead.attempt) == (job.id, 2)
@@ -272,10 +262,10 @@ class WorkStories:
             assert not await lanes.cancel(job.id)
             assert await lanes.purge(job.id) == 1
             assert await lanes.purge(job.id) == 0
-            await bench.fails(job, ResultGoneError)
+            await self.fails(job, ResultGoneError)
             assert (await lanes.submit("echo", session="s", key="k")).id != job.id
 
-    async def test_a_failed_job_can_be_run_again_until_it_is_forgotten(self, bench: Bench) -> None:
+    async def test_a_failed_job_can_be_run_again_until_it_is_forgotten(self) -> None:
         async def send(payload: Any) -> Any:
             run = this_run()
             if run.checkpoint_data is None:
@@ -283,11 +273,11 @@ class WorkStories:
                 raise NoRetry("a mistake of today")
             return [payload, run.attempt, run.checkpoint_data]
 
-        async with bench.lanes(handlers={"send": send}, result_ttl=10) as lanes:
+        async with self.instance(handlers={"send": send}, result_ttl=10) as lanes:
             one = await lanes.submit("send", {"the only": "copy"}, session="s", key="k")
             two = await lanes.submit("send", 2, lane="cron")
             for job in (one, two):
-                await bench.fails(job, DurableJobError)
+                await self.fails(job, DurableJobError)
             assert await lanes.dead() == []
             assert [job.id for job in await lanes.dead(failed=True)] == [one.id, two.id]
             assert [job.id for job in await lanes.dead(failed=True, limit=1)] == [one.id]
@@ -305,130 +295,122 @@ class WorkStories:
             three = await lanes.submit("send", 3)
             four = await lanes.submit("send", 4)
             for job in (three, four):
-                await bench.fails(job, DurableJobError)
+                await self.fails(job, DurableJobError)
             assert await lanes.purge(three.id) == 1
-            await bench.advance(10.1, lanes)
+            await self.advance(10.1)
             assert await lanes.dead(failed=True) == []
             assert not await lanes.requeue(four.id)
             assert await lanes.purge(four.id) == 0
             assert (await lanes.check()).problems == ()
 
-    async def test_a_dead_job_that_is_held_keeps_its_place_until_a_person_decides(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_dead_job_that_is_held_keeps_its_place_until_a_person_decides(self) -> None:
         async def bad(payload: Any) -> Any:
-            bench.log.append(payload)
-            if bench.log.count(payload) == 1:
+            self.log.append(payload)
+            if self.log.count(payload) == 1:
                 raise ValueError("no")
 
-        async with bench.lanes(handlers={"bad": bad}, retry=ONCE, on_dead="hold") as lanes:
+        async with self.instance(handlers={"bad": bad}, retry=ONCE, on_dead="hold") as lanes:
             job = await lanes.submit("bad", "again", session="s")
             after = await lanes.submit("echo", "after", session="s")
             away = await lanes.submit("bad", "away", session="t")
             next_t = await lanes.submit("echo", "t goes on", session="t")
             cleared = await lanes.submit("bad", "cleared", session="u")
-            await bench.fails(job, JobDeadError)
+            await self.fails(job, JobDeadError)
             for one in (away, cleared):
-                await bench.fails(one, JobDeadError)
-            await bench.settle(lanes)
-            assert sorted(bench.log) == ["again", "away", "cleared"]
+                await self.fails(one, JobDeadError)
+            await self.settle()
+            assert sorted(self.log) == ["again", "away", "cleared"]
             assert await lanes.requeue(job.id)
             assert not await lanes.requeue(job.id)
             await job.wait()
             await after.wait()
-            assert bench.log[-2:] == ["again", "after"]
+            assert self.log[-2:] == ["again", "after"]
             assert await lanes.purge(name="session:t") == 1
             await next_t.wait()
             assert await lanes.clear("session:u") == 0
             await (await lanes.submit("echo", "u goes on", session="u")).wait()
             assert await lanes.purge() == 1
 
-    async def test_a_requeued_job_goes_to_the_tail_with_all_its_attempts(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_requeued_job_goes_to_the_tail_with_all_its_attempts(self) -> None:
         async def bad(payload: Any) -> Any:
-            bench.log.append("bad")
-            if bench.log.count("bad") <= 2:
+            self.log.append("bad")
+            if self.log.count("bad") <= 2:
                 raise ValueError("no")
 
         policy = RetryPolicy(max_attempts=2, backoff=(0.0, 0.0))
-        async with bench.lanes(handlers={"bad": bad}, retry=policy) as lanes:
+        async with self.instance(handlers={"bad": bad}, retry=policy) as lanes:
             job = await lanes.submit("bad", session="s")
-            await bench.fails(job, JobDeadError)
-            await bench.submitted(lanes, "gate", "before", session="s")
+            await self.fails(job, JobDeadError)
+            await self.submitted("gate", "before", session="s")
             assert await lanes.requeue(job.id)
             assert (await job.status()).attempt == 0
-            bench.gate("before").set()
+            self.gate("before").set()
             await job.wait()
-            assert bench.log == ["bad", "bad", "before begins", "before ends", "bad"]
+            assert self.log == ["bad", "bad", "before begins", "before ends", "bad"]
 
-    async def test_a_timeout_is_an_attempt(self, bench: Bench) -> None:
-        async with bench.lanes(retry=ONCE) as lanes:
-            job = await bench.submitted(lanes, "gate", "slow", timeout=1)
-            await bench.advance(1.1, lanes)
-            assert (await bench.fails(job, JobDeadError)).type == "trio_lanes.JobTimeoutError"
-            assert bench.log == ["slow begins", "slow is cancelled"]
+    async def test_a_timeout_is_an_attempt(self) -> None:
+        async with self.instance(retry=ONCE):
+            job = await self.submitted("gate", "slow", timeout=1)
+            await self.advance(1.1)
+            assert (await self.fails(job, JobDeadError)).type == "trio_lanes.JobTimeoutError"
+            assert self.log == ["slow begins", "slow is cancelled"]
 
-    async def test_a_checkpoint_is_found_by_the_next_attempt(self, bench: Bench) -> None:
+    async def test_a_checkpoint_is_found_by_the_next_attempt(self) -> None:
         async def careful(payload: Any) -> Any:
             run = this_run()
             if run.checkpoint_data is None:
-                with bench.raises(PayloadError):
+                with self.raises(PayloadError):
                     await run.checkpoint(object())
                 await run.checkpoint({"page": 7})
                 raise ValueError("no")
             return run.checkpoint_data
 
-        async with bench.lanes(handlers={"careful": careful}) as lanes:
+        async with self.instance(handlers={"careful": careful}) as lanes:
             job = await lanes.submit("careful", retry=RetryPolicy(backoff=(0.0, 0.0)))
             assert await job.wait() == {"page": 7}
 
-    async def test_a_lent_slot_is_free_and_taken_back_before_all_that_wait(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_lent_slot_is_free_and_taken_back_before_all_that_wait(self) -> None:
         async def parent(payload: Any) -> None:
             run = this_run()
             async with run.yield_slot():
                 async with run.yield_slot():  # the slot is lent already
-                    bench.log.append("lent")
-                    await bench.gate("parent").wait()
-            bench.log.append("has it back")
+                    self.log.append("lent")
+                    await self.gate("parent").wait()
+            self.log.append("has it back")
 
-        async with bench.lanes(lanes={"main": 1}, handlers={"parent": parent}) as lanes:
+        async with self.instance(lanes={"main": 1}, handlers={"parent": parent}) as lanes:
             job = await lanes.submit("parent", session="s")
             await lanes.submit("gate", "a")
             await lanes.submit("gate", "b")
-            await bench.submitted(lanes, "echo", "same session", session="s")
-            assert bench.log == ["lent", "a begins"]
-            await bench.opened(lanes, "parent")
-            assert bench.log == ["lent", "a begins"]
-            bench.gate("a").set()
+            await self.submitted("echo", "same session", session="s")
+            assert self.log == ["lent", "a begins"]
+            await self.opened("parent")
+            assert self.log == ["lent", "a begins"]
+            self.gate("a").set()
             await job.wait()
-            assert bench.log[:4] == ["lent", "a begins", "a ends", "has it back"]
-            await bench.opened(lanes, "b")
-            assert bench.log[-1] == "same session"
+            assert self.log[:4] == ["lent", "a begins", "a ends", "has it back"]
+            await self.opened("b")
+            assert self.log[-1] == "same session"
 
-    async def test_a_job_that_waits_starts_as_soon_as_a_run_lends_its_slot(
-        self, bench: Bench
-    ) -> None:
+    async def test_a_job_that_waits_starts_as_soon_as_a_run_lends_its_slot(self) -> None:
         async def lender(payload: Any) -> None:
             run = this_run()
-            await bench.gate("lend").wait()
+            await self.gate("lend").wait()
             async with run.yield_slot():
-                await bench.gate("taken").wait()
+                await self.gate("taken").wait()
 
         async def taker(payload: Any) -> None:
-            bench.gate("taken").set()
+            self.gate("taken").set()
 
         handlers = {"lender": lender, "taker": taker}
-        async with bench.lanes(lanes={"main": 1}, handlers=handlers) as lanes:
+        async with self.instance(lanes={"main": 1}, handlers=handlers) as lanes:
             job = await lanes.submit("lender")
-            await bench.submitted(lanes, "taker")
-            bench.gate("lend").set()
+            await self.submitted("taker")
+            self.gate("lend").set()
             # nothing else happens that could wake a worker: no call, and no passage of time
             await job.wait()
 
-    async def test_the_status_says_where_the_wait_went(self, bench: Bench) -> None:
+    async def test_the_status_says_where_the_wait_went(self) -> None:
         async def fails_once(payload: Any) -> None:
             if this_run().attempt == 1:
                 raise ValueError("no")
@@ -439,29 +421,29 @@ class WorkStories:
 
         policy = RetryPolicy(max_attempts=3, backoff=(100.0, 100.0), jitter=0.0)
         handlers = {"fails once": fails_once}
-        async with bench.lanes(lanes={"main": 9}, retry=policy, handlers=handlers) as lanes:
+        async with self.instance(lanes={"main": 9}, retry=policy, handlers=handlers) as lanes:
             head = await lanes.submit("gate", "head", session="s")
-            second = await bench.submitted(lanes, "gate", "second", session="s")
+            second = await self.submitted("gate", "second", session="s")
             late = await lanes.submit("gate", "late", delay=20)
-            retried = await bench.submitted(lanes, "fails once")
+            retried = await self.submitted("fails once")
             assert rounded((await second.status()).waits) == {}
-            if not bench.virtual:
+            if not self.virtual:
                 return
             await lanes.pause("main")
-            await bench.advance(30, lanes)
+            await self.advance(30)
             assert rounded((await head.status()).waits) == {}, await head.status()
             assert rounded((await second.status()).waits) == {"session": 30}
             assert rounded((await late.status()).waits) == {"delay": 20, "queue": 10}
             assert rounded((await retried.status()).waits) == {"retry": 30}
-            await bench.opened(lanes, "head")
-            await bench.advance(4, lanes)
+            await self.opened("head")
+            await self.advance(4)
             assert rounded((await second.status()).waits) == {"session": 30, "queue": 4}
             await lanes.resume("main")
-            await bench.settle(lanes)
-            await bench.advance(70, lanes)
-            bench.open("second", "late")
+            await self.settle()
+            await self.advance(70)
+            self.open("second", "late")
             await retried.wait()
-            await bench.settle(lanes)
+            await self.settle()
             for job, waits, by in (
                 (head, {}, [None]),
                 (second, {"session": 30, "queue": 4}, ["session"]),
