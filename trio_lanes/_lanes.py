@@ -15,7 +15,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actors.job import AnyJob
 from ._actors.options import LaneConfig, LaneGroup, session_config
 from ._actors.plan import Plan
-from ._config.check import boolean, finite_seconds
+from ._config.check import boolean, finite_seconds, positive_count
 from ._config.errors import UnknownLaneError
 from ._config.names import DEFAULT_LANES, resolve_global_lane, session_key
 from ._config.problems import Problem
@@ -457,7 +457,7 @@ class Lanes(Submitter):
         Raises:
           TypeError, ValueError: if ``n`` is no whole number from 1 up.
         """
-        await _control.wait_until(self._scheduler, name, fewer_than=_control.check_room(n))
+        await _control.wait_until(self._scheduler, name, fewer_than=positive_count("n", n))
 
     # ---- ending
 

@@ -15,7 +15,7 @@ from ._actors.job import AnyJob
 from ._actors.lane import LaneActor
 from ._actors.options import LaneConfig
 from ._actors.session import SessionActor
-from ._config.check import natural
+from ._config.check import natural, positive_count
 from ._config.errors import UnknownLaneError
 from ._config.names import SESSION_PREFIX
 from ._flow.loop import Scheduler
@@ -126,7 +126,7 @@ class OneLane(Submitter):
 
     async def wait_room(self, n: int) -> None:
         """`Lanes.wait_room` for this lane."""
-        await _control.wait_until(self._scheduler, self.name, fewer_than=_control.check_room(n))
+        await _control.wait_until(self._scheduler, self.name, fewer_than=positive_count("n", n))
 
 
 class Lane(OneLane):

@@ -970,7 +970,7 @@ def test_two_calls_with_the_same_id_are_a_value_error() -> None:
         ({"limit": math.nan}, ValueError, "limit"),
         ({"limit": True}, TypeError, "limit"),
         ({"limit": "2"}, TypeError, "limit"),
-        ({"buffer": -1}, ValueError, "buffer must be at least 0, got -1"),
+        ({"buffer": -1}, ValueError, "buffer must not be negative, got -1"),
         ({"buffer": None}, TypeError, "buffer"),
         ({"order": "random"}, ValueError, "random"),
     ],

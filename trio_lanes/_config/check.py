@@ -40,6 +40,13 @@ def count(field: str, value: Any) -> int | float:
     return natural(field, value, "a whole number or math.inf")
 
 
+def positive_count(field: str, value: Any) -> int | float:
+    """As `count`, from 1 up."""
+    if count(field, value) < 1:
+        raise ValueError(f"{field} must be at least 1, got {value!r}")
+    return value  # type: ignore[no-any-return]  # count() has checked it
+
+
 def seconds(field: str, value: Any) -> float:
     """A length of time from 0 up, `math.inf` included."""
     if type(value) is float and value >= 0:

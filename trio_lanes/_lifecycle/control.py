@@ -13,7 +13,7 @@ import trio
 
 from .._actors.actor import Actor, Pausable
 from .._actors.job import AnyJob
-from .._config.check import count, finite_seconds, seconds
+from .._config.check import finite_seconds, seconds
 from .._config.errors import LaneClearedError, LaneResetError, UnknownLaneError
 from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
 from .._flow.loop import Scheduler
@@ -191,14 +191,6 @@ async def wait_until(
     inside = tuple(jobs_here(scheduler.running))
     watch = Watch(words, inside, scheduler.watches.left_out, actors, fewer_than, idle)
     await scheduler.watches.wait((name, fewer_than, idle, inside), watch)
-
-
-def check_room(n: object) -> int | float:
-    """Check ``n``, the argument of ``wait_room``."""
-    number = count("n", n)
-    if number < 1:
-        raise ValueError(f"n must be at least 1, got {n!r}")
-    return number
 
 
 def jobs_in(scheduler: Scheduler, name: str | None = None) -> list[AnyJob]:

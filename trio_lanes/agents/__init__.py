@@ -20,10 +20,10 @@ from ._inbox.durable_turn import DurableHandler as DurableHandler
 from ._inbox.durable_turn import DurableTurn as DurableTurn
 from ._inbox.durable_turn import inbox_handler as inbox_handler
 from ._inbox.inbox import Inbox as Inbox
-from ._inbox.options import InboxStatistics as InboxStatistics
 from ._inbox.queue import Overflow as Overflow
 from ._inbox.queue import Summary as Summary
 from ._inbox.queue import WhenBusy as WhenBusy
+from ._inbox.receipt import InboxStatistics as InboxStatistics
 from ._inbox.receipt import MessageState as MessageState
 from ._inbox.receipt import Receipt as Receipt
 from ._inbox.receipt import Settled as Settled

@@ -19,6 +19,8 @@ from trio.lowlevel import enable_ki_protection
 
 from trio_lanes import LaneError
 
+from ..._config.check import positive_count
+
 T = TypeVar("T")
 
 
@@ -56,10 +58,7 @@ class Feed(Generic[T]):
     """
 
     def __init__(self, keep: int | float = 2_000) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int | float):
-            raise TypeError(f"keep must be a whole number, not {keep!r}")
-        if keep != math.inf and (not isinstance(keep, int) or keep < 1):
-            raise ValueError(f"keep must be a whole number from 1 up, got {keep!r}")
+        positive_count("keep", keep)
         self._items: Final[deque[T]] = deque(maxlen=None if keep == math.inf else int(keep))
         self._last = -1
         self._closed = False

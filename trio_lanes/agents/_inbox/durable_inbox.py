@@ -22,14 +22,13 @@ the turn to abort ends         nothing is aborted: the abort names the job of th
 
 from __future__ import annotations
 
-import math
 import secrets
-import sys
 from typing import Any, Final, final
 
+import attrs
 import trio
 
-from trio_lanes import JobCancelledError, resolve_global_lane, resolve_session_lane
+from trio_lanes import JobCancelledError, resolve_global_lane
 from trio_lanes.durable import (
     DurableJobError,
     DurableLanes,
@@ -40,6 +39,7 @@ from trio_lanes.durable import (
     current_job,
 )
 
+from ..._config.names import session_key
 from .durable_message import (
     DROPPED,
     MAX_MESSAGES,
@@ -47,12 +47,12 @@ from .durable_message import (
     REPLACED,
     QueuedMessage,
     Rules,
+    edit_of,
     messages_of,
     payload_of,
 )
 from .durable_receipt import DurableReceipt
-from .options import check_cap, check_seconds
-from .queue import GO_FIRST, Overflow, WhenBusy
+from .queue import GO_FIRST, Overflow, QueueOptions, WhenBusy
 from .receipt import Settled, SettledKind
 
 MAX_ID: Final = 200
@@ -80,13 +80,8 @@ class DurableInbox:
       lanes: the durable lanes that accept the messages; ``worker=False`` will do.
       session: the session of the turns.
       handler: the name of a handler that `inbox_handler` has made, on the instances that run turns.
-      when_busy: the mode of a message that is posted without one.
-      lane: the lane that runs the turns.
-      debounce: the number of seconds without a new message after which collected messages are due.
-      max_wait: the number of seconds after which they are due at the latest; may be `math.inf`.
-      cap: the maximum number of waiting messages; `math.inf` for no bound.
-      overflow: the rule for a new message when ``cap`` messages wait. With SUMMARIZE all messages
-        wait in the store, and the turn that begins summarizes the oldest of too many.
+      when_busy, lane, debounce, max_wait, cap, overflow: as of an `Inbox`. But with SUMMARIZE all
+        messages wait in the store, and the turn that begins summarizes the oldest of too many.
 
     Raises:
       TypeError, ValueError: for a bad value.
@@ -107,20 +102,16 @@ class DurableInbox:
     ) -> None:
         if not isinstance(lanes, DurableLanes):
             raise TypeError(f"lanes must be DurableLanes, not {lanes!r}")
-        for field, value in (("session", session), ("handler", handler)):
-            if not isinstance(value, str):
-                raise TypeError(f"{field} must be a string, not {value!r}")
-            if not value.strip():
-                raise ValueError(f"{field} must not be blank, got {value!r}")
-        self.session: Final = resolve_session_lane(session).removeprefix("session:")
+        if not isinstance(handler, str):
+            raise TypeError(f"handler must be a string, not {handler!r}")
+        if not handler.strip():
+            raise ValueError(f"handler must not be blank, got {handler!r}")
+        self.session: Final = session_key(session)
         self.handler: Final = handler
         self.lane: Final = resolve_global_lane(lane)
         self.when_busy: Final = WhenBusy(when_busy)
         self._lanes: Final = lanes
-        self._debounce: Final = check_seconds("debounce", debounce, sys.float_info.max)
-        self._max_wait: Final = check_seconds("max_wait", max_wait, math.inf)
-        self._cap: Final = check_cap(cap)
-        self._overflow: Final = Overflow(overflow)
+        self._options: Final = QueueOptions(debounce, max_wait, cap, overflow)
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.DurableInbox of session {self.session!r}, {self.handler!r}>"
@@ -157,18 +148,14 @@ class DurableInbox:
     ) -> DurableReceipt:
         """Accept ``message`` (JSON), and return its receipt: the store has the message then.
 
-        If no turn is active and no message waits, the message is due at once. Otherwise
-        ``when_busy`` selects the treatment. If the call is cancelled, or raises
-        `~trio_lanes.durable.StoreUnavailableError`, the message may have been accepted: post it
-        again with its id.
+        If the call is cancelled, or raises `~trio_lanes.durable.StoreUnavailableError`, the message
+        may have been accepted: post it again with its id.
 
         Args:
-          when_busy: the mode of this message; None for the mode of the inbox.
+          when_busy, group: as of `Inbox.post`.
           id: an id for the message; a new one unless it is given. A second post with the same id
             returns a receipt of the first message, while the store remembers it: until its end,
             and ``result_ttl`` longer. A message that was refused is not remembered.
-          group: the group of the message. Collected messages of different groups do not share a
-            turn, and a turn takes steers of its own group only.
 
         Raises:
           TypeError, ValueError: for a bad id or group, or an unknown mode.
@@ -193,11 +180,11 @@ class DurableInbox:
         dropped: list[QueuedMessage] = []
         if mode is WhenBusy.REPLACE:
             replaced = [one for one in waiting if one.rules.mode is mode and not one.begun]
-        if len(waiting) >= self._cap and not replaced:
-            victims = [one for one in waiting if not (one.goes_first or one.begun)]
-            if self._overflow is Overflow.DROP_NEWEST or not victims:
+        if len(waiting) >= self._options.cap and not replaced:
+            victims = [one for one in waiting if not (one.rules.goes_first or one.begun)]
+            if self._options.overflow is Overflow.DROP_NEWEST or not victims:
                 return self._refusal(id, SettledKind.DROPPED)
-            if self._overflow is Overflow.DROP_OLDEST:
+            if self._options.overflow is Overflow.DROP_OLDEST:
                 dropped = victims[:1]
         aborted = set(await self._running(found)) if mode in GO_FIRST and found else set()
         if mode is WhenBusy.ROLLBACK:  # a turn between two attempts has written, too
@@ -206,10 +193,7 @@ class DurableInbox:
             mode=mode,
             group=group,
             runs_at_once=not found,
-            debounce=self._debounce,
-            max_wait=self._max_wait,
-            cap=self._cap,
-            overflow=self._overflow,
+            **attrs.asdict(self._options),
             rolls_back=_to_roll_back(mode, [one for one in found if one.job in aborted]),
         )
         try:
@@ -238,8 +222,9 @@ class DurableInbox:
         before = await self._waiting(job)
         if before is None:
             return False
-        payload = {"edits": job, **payload_of(before.id, message, before.rules)}
-        edit = await self._lanes.submit(self.handler, payload, session=self.session, lane=self.lane)
+        edit = await self._lanes.submit(
+            self.handler, edit_of(before, message), session=self.session, lane=self.lane
+        )
         after = await self._waiting(job)
         if after is not None and edit.id in after.edits:
             return True  # each turn that takes the message from now on finds the edit
@@ -260,15 +245,7 @@ class DurableInbox:
     async def abort(self, reason: str | None = None, timeout: float = 15.0) -> bool:
         """Cancel the waiting messages and the active turn, and wait until the turn has ended.
 
-        Messages that are posted meanwhile are handled after the turn. Cancelling the wait does not
-        undo the abort. A turn that calls this method for its own session is cancelled.
-
-        Args:
-          reason: the reason in the errors of the cancelled messages.
-          timeout: the maximum number of seconds to wait.
-
-        Returns:
-          False at the timeout; True if the turn ended in time, or if no turn was active.
+        As `Inbox.abort`; a turn that calls this method for its own session is cancelled.
         """
         found = await self._messages()
         for one in reversed(found):  # from the tail, so that none of them starts meanwhile
@@ -317,7 +294,7 @@ def _to_abort(found: list[QueuedMessage]) -> list[int]:
         one.job
         for one in found
         if one.state is DurableState.RUNNING
-        and not any(other.goes_first or other.order < one.order for other in waiting)
+        and not any(other.rules.goes_first or other.order < one.order for other in waiting)
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, final
 
@@ -18,7 +18,7 @@ import attrs
 
 from trio_lanes.durable import DurableState, QueuedJob
 
-from .queue import GO_FIRST, Overflow, WhenBusy
+from .queue import Overflow, Posted, WhenBusy
 from .receipt import SettledKind
 
 MAX_MESSAGES: Final = 500
@@ -54,13 +54,12 @@ def _or_infinity(value: float | None) -> float:
 
 @final
 @attrs.frozen(kw_only=True)
-class Rules:
-    """How a message was posted."""
+class Rules(Posted):
+    """How a message was posted: with what the options of its inbox were then."""
 
     mode: WhenBusy = attrs.field(converter=WhenBusy)
     group: str | None
     runs_at_once: bool
-    """Whether the inbox was idle at the post."""
     debounce: float
     max_wait: float = attrs.field(converter=_or_infinity)
     cap: int | float = attrs.field(converter=_or_infinity)
@@ -92,31 +91,13 @@ class QueuedMessage:
         return self.state is not DurableState.RUNNING and not self.begun
 
     @property
-    def goes_first(self) -> bool:
-        """Whether it is an interrupt."""
-        return self.rules.mode in GO_FIRST
-
-    @property
     def order(self) -> tuple[bool, int]:
         """Its place among the messages of its session: interrupts first, else by acceptance."""
-        return not self.goes_first, self.job
-
-    @property
-    def is_collected(self) -> bool:
-        """Whether it may share a turn with messages before and behind it."""
-        return self.rules.mode is WhenBusy.COLLECT and not self.rules.runs_at_once
-
-    def is_joined_by(self, other: QueuedMessage) -> bool:
-        """Whether ``other``, the next message, shares a turn with this one."""
-        return (
-            self.is_collected
-            and other.is_collected
-            and not other.begun
-            and self.rules.group == other.rules.group
-        )
+        return not self.rules.goes_first, self.job
 
 
-_PAYLOAD_FIELDS: Final = {"id", "message", *attrs.fields_dict(Rules)}
+_MESSAGE: Final = {"id", "message", *attrs.fields_dict(Rules)}
+_EDIT: Final = {"edits", "id", "message"}
 
 
 def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
@@ -126,29 +107,50 @@ def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
     return {"id": id, "message": content, **finite}
 
 
-def message_of(job: QueuedJob) -> QueuedMessage:
-    """Return the message of a job."""
-    payload = json.loads(job.payload)
-    id, content = payload.pop("id"), payload.pop("message")
-    return QueuedMessage(job.id, id, content, Rules(**payload), job.state, job.begun, job.age)
+def edit_of(message: QueuedMessage, content: Any) -> dict[str, Any]:
+    """Return the payload of the job of an edit."""
+    return {"edits": message.job, "id": message.id, "message": content}
+
+
+def is_message(payload: Any) -> bool:
+    """Whether a payload was made by `payload_of`."""
+    return isinstance(payload, dict) and payload.keys() == _MESSAGE
+
+
+def is_edit(payload: Any) -> bool:
+    """Whether a payload was made by `edit_of`."""
+    return isinstance(payload, dict) and payload.keys() == _EDIT
 
 
 def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[QueuedMessage]:
     """Return the messages of the jobs of one handler, as edited, in order of acceptance."""
     found: dict[int, QueuedMessage] = {}
-    for job in queue:
-        if job.name == handler:
-            payload = json.loads(job.payload)
-            if is_message(payload):
-                found[job.id] = message_of(job)
-            elif is_edit(payload) and payload["edits"] in found:
-                edited = found[
-                    payload["edits"]
-                ]  # also if it has begun: a crash may have come first
-                found[edited.job] = attrs.evolve(
-                    edited, content=payload["message"], edits=(*edited.edits, job.id)
-                )
+    for job, payload in _payloads(queue, handler):
+        if is_message(payload):
+            id, content = payload.pop("id"), payload.pop("message")
+            rules = Rules(**payload)
+            found[job.id] = QueuedMessage(job.id, id, content, rules, job.state, job.begun, job.age)
+        elif is_edit(payload) and (edited := found.get(payload["edits"])) is not None:
+            # also if it has begun: a crash may have come first
+            found[edited.job] = attrs.evolve(
+                edited, content=payload["message"], edits=(*edited.edits, job.id)
+            )
     return list(found.values())
+
+
+def edits_of(
+    queue: Iterable[QueuedJob], handler: str, ids: Collection[str]
+) -> dict[int, dict[str, Any]]:
+    """Return the payloads of the edits of some messages, by job, in order of acceptance."""
+    return {
+        job.id: payload
+        for job, payload in _payloads(queue, handler)
+        if is_edit(payload) and payload["id"] in ids
+    }
+
+
+def _payloads(queue: Iterable[QueuedJob], handler: str) -> Iterator[tuple[QueuedJob, Any]]:
+    return ((job, json.loads(job.payload)) for job in queue if job.name == handler)
 
 
 def taken_as(reason: str, messages: Iterable[QueuedMessage]) -> dict[int, str]:
@@ -157,23 +159,3 @@ def taken_as(reason: str, messages: Iterable[QueuedMessage]) -> dict[int, str]:
     for one in messages:
         taken |= {one.job: reason, **dict.fromkeys(one.edits, EDITED)}
     return taken
-
-
-def edits_of(queue: Iterable[QueuedJob], handler: str) -> dict[int, tuple[str, Any]]:
-    """Return the message id and the content of each edit, by its job, in order of acceptance."""
-    payloads = {job.id: json.loads(job.payload) for job in queue if job.name == handler}
-    return {
-        job: (payload["id"], payload["message"])
-        for job, payload in payloads.items()
-        if is_edit(payload)
-    }
-
-
-def is_edit(payload: Any) -> bool:
-    """Whether a payload is that of an edit: of the edited message, with its job in ``edits``."""
-    return isinstance(payload, dict) and payload.keys() == {*_PAYLOAD_FIELDS, "edits"}
-
-
-def is_message(payload: Any) -> bool:
-    """Whether a payload was made by `payload_of`."""
-    return isinstance(payload, dict) and payload.keys() == _PAYLOAD_FIELDS

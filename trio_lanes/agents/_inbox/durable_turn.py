@@ -53,6 +53,7 @@ from trio_lanes.durable import (
     current_job,
 )
 
+from ..._config import check as _check
 from .._runs.shared_registry import hearing
 from .._tools.calls import AnyCall, ToolResult, call_id, call_record
 from .base_turn import BaseTurn
@@ -70,7 +71,6 @@ from .durable_message import (
     messages_of,
     taken_as,
 )
-from .options import check_seconds
 from .queue import GO_FIRST, Overflow, Summary, WhenBusy, one_line
 
 _log: Final = logging.getLogger("trio_lanes.agents")
@@ -188,7 +188,7 @@ class DurableTurn(BaseTurn):
           PayloadError: if the question is not JSON, or larger than 64 KiB.
           StoreUnavailableError: if the store could not keep the question or the decision.
         """
-        timeout = check_seconds("timeout", timeout, math.inf)
+        _check.seconds("timeout", timeout)
         id = call_id(call)
         name = f"call {id}"
         if name not in self._kept:
@@ -233,7 +233,7 @@ class DurableTurn(BaseTurn):
         async with self._writing:
             kept = {**self._kept, name: value}
             await self.run.checkpoint(kept)
-            self._keep(kept)
+            self._kept = kept
 
     def queue_message(self, message: Any, /) -> bool:
         """Have the next `take` return ``message``, behind the steers; False after an abort.
@@ -279,10 +279,10 @@ class DurableTurn(BaseTurn):
                     most = len(found) // 2
                     continue
                 if taken:
-                    self._keep(kept)
+                    self._kept = kept
                     self._taken.update(one.id for one in found)
                     break
-            self._keep(await _with_late_edits(self.run, self._kept, self._taken))
+            self._kept = await _with_late_edits(self.run, self._kept, self._taken)
             self._taken.clear()
             steers = self._kept["steers"][len(self.steers) :]
             self.steers.extend((id, steer) for id, steer in steers)
@@ -297,9 +297,6 @@ class DurableTurn(BaseTurn):
                 break
             found.append(one)
         return found
-
-    def _keep(self, kept: dict[str, Any]) -> None:
-        self._kept = kept
 
 
 DurableHandler: TypeAlias = Callable[[DurableTurn], Awaitable[Any]]
@@ -373,12 +370,12 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
         others = [one for one in queue if one.state is not DurableState.RUNNING]
         if any(one.state is DurableState.WAITING and one.order < own.order for one in others):
             raise Retry(0.0, counts=False, order="requeue")
-        behind = [one for one in others if one.job > own.job and not one.goes_first]
+        behind = [one for one in others if one.job > own.job and not one.rules.goes_first]
         victims: list[QueuedMessage] = []
         unit = [own]
-        if not (own.begun or own.goes_first):
+        if not (own.begun or own.rules.goes_first):
             victims, unit = _unit([own, *behind], own.rules if summarize else None)
-            if unit[0].is_collected and unit[-1] is [own, *behind][-1]:
+            if unit[0].rules.is_collected and unit[-1] is [own, *behind][-1]:
                 last = unit[-1]
                 due = min(last.rules.debounce - last.age, own.rules.max_wait - own.age)
                 if due > RESOLUTION:
@@ -393,7 +390,7 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
         kept = _kept(messages, unit[0].rules.group, summarized=bool(victims))
         try:
             # stored, even if it is alone: else messages that come later could join the next attempt
-            if not (taken or own.is_collected):
+            if not (taken or own.rules.is_collected):
                 return kept
             if await run.take(taken, kept):
                 return await _with_late_edits(run, kept, {one.id for one in unit} - {own.id})
@@ -409,25 +406,21 @@ async def _with_late_edits(
 ) -> dict[str, Any]:
     """Return a checkpoint with the edits of ``ids`` that came while these were taken; store it.
 
-    A summary keeps the texts that it was made of.
+    The id of the turn's own message is not among ``ids``: a summary has it, which keeps the texts
+    that it was made of.
     """
-    while True:
-        edits = edits_of(await run.queue(MAX_MESSAGES), run.name) if ids else {}
-        late = {job: edit for job, edit in edits.items() if edit[0] in ids}
-        if not late:
-            return kept
-        last = dict(late.values())  # of each message
-        first = int(kept["summarized"])
-        messages, steers = (
-            [[id, last.get(id, content)] for id, content in pairs]
-            for pairs in (kept["messages"][first:], kept["steers"])
-        )
-        edited = {**kept, "messages": kept["messages"][:first] + messages, "steers": steers}
+    while ids and (late := edits_of(await run.queue(MAX_MESSAGES), run.name, ids)):
+        last = {edit["id"]: edit["message"] for edit in late.values()}
+        edited = kept | {
+            name: [[id, last.get(id, content)] for id, content in kept[name]]
+            for name in ("messages", "steers")
+        }
         try:
             if await run.take(dict.fromkeys(late, EDITED), edited):
                 kept = edited
         except PayloadError:  # they do not fit into one checkpoint
-            return kept
+            break
+    return kept
 
 
 def _kept(
@@ -451,18 +444,17 @@ def _unit(
     Args:
       rules: of the oldest message; None: nothing is summarized.
     """
-    victims: list[QueuedMessage] = []
+    first = 0
     if rules is not None and rules.overflow is Overflow.SUMMARIZE:
         # a message that has begun is handled by a turn of its own
         free = next((n for n, one in enumerate(waiting) if one.begun), len(waiting))
-        many = int(max(0, min(len(waiting) - rules.cap, free - 1)))
-        victims, waiting = waiting[:many], waiting[many:]
-    unit = waiting[:1]
-    for one in waiting[1:]:
-        if not unit[-1].is_joined_by(one):
+        first = int(max(0, min(len(waiting) - rules.cap, free - 1)))
+    unit = waiting[first : first + 1]
+    for one in waiting[first + 1 :]:
+        if one.begun or not unit[-1].rules.is_joined_by(one.rules):
             break
         unit.append(one)
-    return victims, unit
+    return waiting[:first], unit
 
 
 def _others(run: DurableRun, queue: Sequence[Any]) -> list[QueuedMessage]:

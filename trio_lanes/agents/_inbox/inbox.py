@@ -27,9 +27,7 @@ the lanes end         the successor has settled with `LanesClosedError`: as for 
 from __future__ import annotations
 
 import logging
-import math
-import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextvars import Context, copy_context
 from typing import Any, Final, final
 
@@ -47,10 +45,10 @@ from trio_lanes import (
     current_job,
 )
 
+from ..._config import check as _check
 from .ids import KnownIds
-from .options import InboxStatistics, check_cap, check_seconds
-from .queue import Entry, MessageQueue, Overflow, Summary, WhenBusy, one_line
-from .receipt import Receipt, Settled, SettledKind
+from .queue import Entry, MessageQueue, Overflow, QueueOptions, Summary, WhenBusy, one_line
+from .receipt import InboxStatistics, Receipt, Settled, SettledKind
 from .successor import Successor
 from .turn import Handler, Turn, call, own_part
 
@@ -116,32 +114,26 @@ class Inbox:
             )
         if not callable(handler):
             raise TypeError(f"handler must be an async function, not {handler!r}")
-        if not isinstance(hold_on_failure, bool):
-            raise TypeError(f"hold_on_failure must be True or False, not {hold_on_failure!r}")
         self.session: Final = view.key
         self.lane: Final = lanes.lane(lane).name
         self.when_busy: WhenBusy = WhenBusy(when_busy)
         self._lanes: Final = lanes
         self._handler: Final = handler
-        self._overflow: Final = Overflow(overflow)
-        self._queue: Final[MessageQueue[Receipt]] = MessageQueue(
-            check_seconds("debounce", debounce, sys.float_info.max),
-            check_seconds("max_wait", max_wait, math.inf),
-            check_cap(cap),
-            self._overflow,
-        )
-        self._hold_on_failure: Final = hold_on_failure
+        options = QueueOptions(debounce, max_wait, cap, overflow)
+        self._overflow: Final = options.overflow
+        self._queue: Final[MessageQueue[Receipt]] = MessageQueue(options)
+        self._hold_on_failure: Final = _check.boolean("hold_on_failure", hold_on_failure)
         self._is_held = False  # only while messages wait
         self._turn: Turn | None = None
         self._successor: Final = Successor(
             lanes, self.session, self.lane, self._serve, self._update, handler
         )
         self._summary: list[str] = []  # of removed messages, for the next turn
-        self._known = KnownIds()
-        self._offered = 0
-        self._when_idle: Callable[[Inbox], None] | None = None  # set by a table of inboxes
         self._posting = 0  # calls of `post` that have not ended
-        self._settled: Final = dict.fromkeys(SettledKind, 0)
+        # these are set by a table of inboxes
+        self._known = KnownIds()
+        self._outcomes = dict.fromkeys(SettledKind, 0)
+        self._when_idle: Callable[[Inbox], None] | None = None
 
     def __repr__(self) -> str:
         busy = "idle" if self._turn is None else "active"
@@ -178,9 +170,13 @@ class Inbox:
 
     def statistics(self) -> InboxStatistics:
         """Return the number of messages in each state and with each outcome."""
+        return statistics([self], self._outcomes)
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        """The number of messages that wait, and of those in the turn."""
         self._update()
-        in_turn = 0 if self._turn is None else len(self._turn._receipts)
-        return InboxStatistics(self._offered, len(self._queue), in_turn, self._settled.copy())
+        return len(self._queue), 0 if self._turn is None else len(self._turn._receipts)
 
     # ---- posting
 
@@ -230,7 +226,7 @@ class Inbox:
         try:
             busy = self.is_busy
             if busy and mode is WhenBusy.REJECT:
-                self._offer(receipt, now)
+                self._known.add(receipt, now)
                 self._settle(receipt, Settled(SettledKind.REJECTED))
             else:
                 self._accept(receipt, mode, group, now, runs_at_once=not busy)
@@ -244,22 +240,23 @@ class Inbox:
     ) -> None:
         queue = self._queue
         entry = Entry(receipt, mode, group, runs_at_once, now, copy_context())
-        queue.inherit_age(entry)
         if not queue.would_drop(mode):
             is_next = not queue or entry.goes_first
             context = entry.context if is_next else self._next_context
             due = FAR_FUTURE if self._is_held else queue.due_with(entry)
             self._successor.secure(due, context, self._turn is not None)
         # Check again: an instrument may have posted when the successor was submitted.
-        self._offer(receipt, now)
+        self._known.add(receipt, now)
         if queue.would_drop(mode):
             self._settle(receipt, Settled(SettledKind.DROPPED))
             return
-        if mode is WhenBusy.REPLACE and queue.has_replaceable:
+        replaces = mode is WhenBusy.REPLACE and queue.has_replaceable
+        overflows = queue.is_full and not replaces
+        if replaces:
             self._settle(queue.take_replaceable().item, Settled(SettledKind.REPLACED))
-        elif queue.is_full:
-            self._make_room()
         queue.add(entry)
+        if overflows:
+            self._make_room()
         if entry.goes_first and self._turn is not None:
             self._turn.abort("interrupted", rollback=mode is WhenBusy.ROLLBACK)
         self._arrange()
@@ -272,10 +269,6 @@ class Inbox:
             self._summary.append(one_line(victim.message))
             kind = SettledKind.SUMMARIZED
         self._settle(victim, Settled(kind))
-
-    def _offer(self, receipt: Receipt, now: float) -> None:
-        self._offered += 1
-        self._known.add(receipt, now)
 
     # ---- one message that waits
 
@@ -560,8 +553,16 @@ class Inbox:
         turn._ending.set()
 
     def _settle(self, receipt: Receipt, settled: Settled) -> None:
-        self._settled[settled.kind] += 1
+        self._outcomes[settled.kind] += 1
         receipt._outcome = settled
         if receipt.id is not None:
             self._known.settle(receipt, settled, trio.current_time())
         receipt._ending.set()
+
+
+def statistics(inboxes: Collection[Inbox], settled: dict[SettledKind, int]) -> InboxStatistics:
+    """Return the statistics of some inboxes, whose messages are counted in ``settled``."""
+    counts = [inbox._counts for inbox in inboxes]  # first: reading them may settle messages
+    waiting, in_turn = sum(one[0] for one in counts), sum(one[1] for one in counts)
+    offered = waiting + in_turn + sum(settled.values())
+    return InboxStatistics(offered, waiting, in_turn, settled.copy())

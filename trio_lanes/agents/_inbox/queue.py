@@ -1,6 +1,7 @@
 """The queue of waiting messages of an inbox: their order, and when the head is due.
 
-The module reads no clock; the caller passes the time in.
+The module reads no clock; the caller passes the time in. A durable inbox has its queue in a store,
+and shares the modes and the rules of `Posted`.
 
 Interrupts come before all other messages. The other messages are in the order of posting, in
 units. A turn is started with one unit. A unit is one message, or a run of adjacent collect messages
@@ -26,12 +27,14 @@ import enum
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextvars import Context
-from itertools import chain, count, pairwise
+from itertools import chain, count, takewhile
 from typing import Any, Final, Generic, TypeVar, final
 
 import attrs
+
+from ..._config import check as _check
 
 T = TypeVar("T", bound=Hashable)
 
@@ -102,9 +105,43 @@ def one_line(message: Any) -> str:
     return line if len(line) <= LINE_LENGTH else line[: LINE_LENGTH - 1] + "…"
 
 
+class Posted:
+    """How a message was posted, as far as its place and its turn depend on it."""
+
+    __slots__ = ()
+
+    mode: WhenBusy
+    group: Hashable
+    runs_at_once: bool
+    """Whether the inbox was idle at the post."""
+
+    @property
+    def goes_first(self) -> bool:
+        """Whether it is an interrupt."""
+        return self.mode in GO_FIRST
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether it may share a turn with messages before and behind it."""
+        return self.mode is WhenBusy.COLLECT and not self.runs_at_once
+
+    def is_joined_by(self, other: Posted) -> bool:
+        """Whether ``other``, the next message, is part of the same run."""
+        return self.is_collected and other.is_collected and self.group == other.group
+
+
+@final
+@attrs.frozen(eq=False)
+class Unit:
+    """What a turn is started with: one message, or a run of collect messages."""
+
+    oldest_at: float
+    """When its oldest message was posted."""
+
+
 @final
 @attrs.define(eq=False)
-class Entry(Generic[T]):
+class Entry(Posted, Generic[T]):
     """A waiting message."""
 
     item: T
@@ -114,46 +151,37 @@ class Entry(Generic[T]):
     posted_at: float
     context: Context
     """The context in which the message was posted."""
-    oldest_at: float = attrs.field(init=False)
-    """When the oldest message of its run was posted."""
+    unit: Unit = attrs.field(init=False)
     place: int = attrs.field(init=False, default=0)
     """Its place in the queue: the higher, the later it was added."""
 
     def __attrs_post_init__(self) -> None:
-        self.oldest_at = self.posted_at
+        self.unit = Unit(self.posted_at)
 
-    @property
-    def goes_first(self) -> bool:
-        """Whether it is an interrupt."""
-        return self.mode in GO_FIRST
 
-    @property
-    def _is_collected(self) -> bool:
-        return self.mode is WhenBusy.COLLECT and not self.runs_at_once
+@final
+@attrs.frozen
+class QueueOptions:
+    """The options of the queue of an inbox, which are checked here."""
 
-    def is_joined_by(self, other: Entry[T]) -> bool:
-        """Whether ``other``, the next entry of the queue, is part of the same run."""
-        return self._is_collected and other._is_collected and self.group == other.group
+    debounce: float = attrs.field(validator=_check.field(_check.finite_seconds))
+    max_wait: float = attrs.field(validator=_check.field(_check.seconds))
+    cap: int | float = attrs.field(validator=_check.field(_check.positive_count))
+    overflow: Overflow = attrs.field(converter=Overflow)
 
 
 @final
 class MessageQueue(Generic[T]):
     """The waiting messages of an inbox, in order."""
 
-    def __init__(
-        self, debounce: float, max_wait: float, cap: int | float, overflow: Overflow
-    ) -> None:
-        self._debounce: Final = debounce
-        self._max_wait: Final = max_wait
-        self._cap: Final = cap
-        self._overflow: Final = overflow
+    def __init__(self, options: QueueOptions) -> None:
+        self._options: Final = options
         self._by_item: Final[dict[T, Entry[T]]] = {}
         self._next_place: Final = count().__next__
         self._interrupts: Final[deque[Entry[T]]] = deque()
         # All other messages, by place: a message is found by bisection, and the C code of a list
-        # moves those behind it. Units are not kept: they end where two neighbours are not joined.
+        # moves those behind it.
         self._line: Final[list[Entry[T]]] = []
-        self._ends = 0  # of units, but for the last
         self._replaceable: Entry[T] | None = None  # the message in mode REPLACE
 
     def __len__(self) -> int:
@@ -183,54 +211,50 @@ class MessageQueue(Generic[T]):
     @property
     def is_full(self) -> bool:
         """Whether ``cap`` messages wait."""
-        return len(self) >= self._cap
+        return len(self) >= self._options.cap
 
     def would_drop(self, mode: WhenBusy) -> bool:
         """Whether the overflow rule drops a new message of this mode."""
         if not self.is_full or (mode is WhenBusy.REPLACE and self.has_replaceable):
             return False
-        return self._overflow is Overflow.DROP_NEWEST or not self._line
+        return self._options.overflow is Overflow.DROP_NEWEST or not self._line
 
     # ---- due times
 
     @property
     def due(self) -> float:
         """The time at which the head is due. The queue must not be empty."""
-        if self._interrupts or self._ends:
+        if self._interrupts or self._line[0].unit is not self._line[-1].unit:
             return NOW
-        return self._due(self._line[0], self._line[-1])
+        return self._due(self._line[-1], self._line[-1].unit)
 
     def due_with(self, entry: Entry[T]) -> float:
         """Return when the head would be due after ``entry`` was added and an overflow resolved."""
-        if self._interrupts or not entry._is_collected:
+        unit, first = self._unit_with(entry), int(self.is_full)
+        rest = self._line[first : first + 1]
+        if self._interrupts or (rest and rest[0].unit is not unit):
             return NOW
-        line = self._line
-        gone = int(self.is_full and (len(line) == 1 or not line[0].is_joined_by(line[1])))
-        left = self._ends + bool(line) - gone
-        if not left:
-            return self._due(entry, entry)
-        if left == 1 and line[-1].is_joined_by(entry):
-            return self._due(line[gone], entry)
-        return NOW
+        return self._due(entry, unit)
 
-    def _due(self, first: Entry[T], last: Entry[T]) -> float:
-        """Return when the last run of the queue is due."""
-        if not first._is_collected:
+    def _due(self, last: Entry[T], unit: Unit) -> float:
+        """Return when ``unit`` is due, which ends the queue with ``last``."""
+        if not last.is_collected:
             return NOW
-        return min(last.posted_at + self._debounce, first.oldest_at + self._max_wait)
+        options = self._options
+        return min(last.posted_at + options.debounce, unit.oldest_at + options.max_wait)
 
     # ---- adding
 
-    def inherit_age(self, entry: Entry[T]) -> None:
-        """Copy the age of the run that ``entry`` will join into ``entry``.
-
-        Call this before an overflow is resolved, which may remove every message of the run.
-        """
-        if self._line and self._line[-1].is_joined_by(entry):
-            entry.oldest_at = self._line[-1].oldest_at
+    def _unit_with(self, entry: Entry[T]) -> Unit:
+        """Return the unit of which ``entry`` is a part if it is added now."""
+        joins = bool(self._line) and self._line[-1].is_joined_by(entry)
+        return self._line[-1].unit if joins else entry.unit
 
     def add(self, entry: Entry[T]) -> None:
-        """Add ``entry``: interrupts before the units, all other messages at the tail."""
+        """Add ``entry``: interrupts before the units, all other messages at the tail.
+
+        Add it before an overflow is resolved: its unit is as old as the message that leaves.
+        """
         self._by_item[entry.item] = entry
         if entry.goes_first:
             self._interrupts.append(entry)
@@ -238,7 +262,7 @@ class MessageQueue(Generic[T]):
         if entry.mode is WhenBusy.REPLACE:
             self._replaceable = entry
         entry.place = self._next_place()
-        self._ends += _ends([*self._line[-1:], entry])
+        entry.unit = self._unit_with(entry)
         self._line.append(entry)
 
     # ---- removing
@@ -249,36 +273,27 @@ class MessageQueue(Generic[T]):
             taken = [self._interrupts.popleft()]
             self._taken(taken)
             return taken
-        neighbours = enumerate(pairwise(self._line), 1)
-        return self._take_first(
-            next((n for n, (one, two) in neighbours if not one.is_joined_by(two)), len(self._line))
-        )
+        unit = self._line[0].unit
+        return self._take_while(lambda one: one.unit is unit)
 
     def take_steers(self, group: Hashable) -> list[Entry[T]]:
         """Remove and return the steers of ``group`` at the head of the queue."""
         if self._interrupts:
             return []
-        line = enumerate(self._line)
         steer = WhenBusy.STEER
-        return self._take_first(
-            next(
-                (n for n, one in line if one.mode is not steer or one.group != group),
-                len(self._line),
-            )
-        )
+        return self._take_while(lambda one: one.mode is steer and one.group == group)
+
+    def _take_while(self, fits: Callable[[Entry[T]], bool]) -> list[Entry[T]]:
+        taken = list(takewhile(fits, self._line))
+        del self._line[: len(taken)]
+        self._taken(taken)
+        return taken
 
     def take_victim(self) -> Entry[T]:
         """Remove and return the first message that is not an interrupt; there must be one."""
-        (victim,) = self._take_first(1)
+        victim = self._line.pop(0)
+        self._taken([victim])
         return victim
-
-    def _take_first(self, many: int) -> list[Entry[T]]:
-        """Remove and return the first messages that are no interrupts."""
-        taken = self._line[:many]
-        self._ends -= _ends(self._line[: many + 1])
-        del self._line[:many]
-        self._taken(taken)
-        return taken
 
     def take_replaceable(self) -> Entry[T]:
         """Remove and return the message in mode REPLACE; there must be such a message."""
@@ -294,23 +309,18 @@ class MessageQueue(Generic[T]):
             self._interrupts.remove(entry)
             return
         line, at = self._line, self._index(entry)
-        first = max(at - 1, 0)
-        self._ends -= _ends(line[first : at + 2])
         del line[at]
-        self._ends += _ends(line[first : at + 1])
-        # what was behind has the age of the run that it is part of now
-        while 0 < at < len(line) and line[at - 1].is_joined_by(line[at]):
-            if line[at].oldest_at == line[at - 1].oldest_at:
-                break
-            line[at].oldest_at = line[at - 1].oldest_at
-            at += 1
+        if 0 < at < len(line) and line[at - 1].is_joined_by(line[at]):
+            before, behind = line[at - 1].unit, line[at].unit
+            while before is not behind and at < len(line) and line[at].unit is behind:
+                line[at].unit = before
+                at += 1
 
     def take_all(self) -> list[Entry[T]]:
         """Remove and return all messages."""
         taken = [*self]
         self._interrupts.clear()
         self._line.clear()
-        self._ends = 0
         self._taken(taken)
         return taken
 
@@ -319,11 +329,6 @@ class MessageQueue(Generic[T]):
             del self._by_item[entry.item]
             if entry is self._replaceable:
                 self._replaceable = None
-
-
-def _ends(entries: Sequence[Entry[Any]]) -> int:
-    """Return how many units end between the first and the last of ``entries``."""
-    return sum(not one.is_joined_by(two) for one, two in pairwise(entries))
 
 
 def _place(entry: Entry[Any]) -> int:

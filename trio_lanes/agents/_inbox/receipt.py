@@ -78,6 +78,21 @@ class Settled:
 
 
 @final
+@attrs.frozen
+class InboxStatistics:
+    """The state of an inbox at one moment, and the number of messages per outcome."""
+
+    offered: int
+    """Messages that were posted. Neither a post that raised nor a post with a known id counts."""
+    waiting: int
+    """Messages in the queue."""
+    in_turn: int
+    """Messages that the active turn was started with."""
+    settled: dict[SettledKind, int]
+    """Messages per outcome. ``waiting``, ``in_turn`` and these numbers add up to ``offered``."""
+
+
+@final
 class Receipt:
     """The receipt of one posted message. Only `Inbox.post` makes receipts.
 

@@ -1,7 +1,7 @@
 """A table of inboxes by session, which keeps the inboxes of busy sessions only.
 
 An idle inbox that owes no summary has no state but the ids of recent messages and its statistics.
-Both are kept by the table: the ids in one list for all sessions, the statistics as sums. So an
+Both are kept by the table: the ids in one list for all sessions, the outcomes in one count. So an
 inbox leaves the table when its last message has settled, and the next message of the session gets a
 new inbox. The table therefore never gives an inbox away: the holder of an inbox that has left the
 table could post into it beside its successor.
@@ -17,10 +17,9 @@ import trio
 from trio_lanes import Lanes
 
 from .ids import KnownIds
-from .inbox import Inbox
-from .options import InboxStatistics
+from .inbox import Inbox, statistics
 from .queue import Overflow, WhenBusy
-from .receipt import Receipt, SettledKind
+from .receipt import InboxStatistics, Receipt, SettledKind
 from .turn import Handler, Turn
 
 
@@ -72,8 +71,7 @@ class Inboxes:
         }
         self._inboxes: Final[dict[str, Inbox]] = {}
         self._known: Final = KnownIds()
-        self._offered = 0  # by inboxes that have left the table
-        self._settled: Final = dict.fromkeys(SettledKind, 0)
+        self._outcomes: Final = dict.fromkeys(SettledKind, 0)
         self._new("probe")  # raises for a bad option, at the call that gave it
 
     def __repr__(self) -> str:
@@ -112,16 +110,7 @@ class Inboxes:
     def statistics(self) -> InboxStatistics:
         """Return the number of messages in each state and with each outcome, over all sessions."""
         self._known.forget_old(trio.current_time())
-        every = [inbox.statistics() for inbox in [*self._inboxes.values()]]
-        return InboxStatistics(
-            self._offered + sum(one.offered for one in every),
-            sum(one.waiting for one in every),
-            sum(one.in_turn for one in every),
-            {
-                kind: count + sum(one.settled[kind] for one in every)
-                for kind, count in self._settled.items()
-            },
-        )
+        return statistics([*self._inboxes.values()], self._outcomes)
 
     # ---- messages
 
@@ -174,14 +163,11 @@ class Inboxes:
     def _new(self, session: str) -> Inbox:
         inbox = Inbox(self._lanes, session, self._handler, **self._options)
         inbox._known = self._known.within(inbox.session)
+        inbox._outcomes = self._outcomes
         inbox._when_idle = self._forget
         return inbox
 
     def _forget(self, inbox: Inbox) -> None:
-        """Take an idle inbox out of the table, and add its statistics to the sums."""
+        """Take an idle inbox out of the table."""
         if self._inboxes.get(inbox.session) is inbox:
             del self._inboxes[inbox.session]
-            last = inbox.statistics()
-            self._offered += last.offered
-            for kind, count in last.settled.items():
-                self._settled[kind] += count

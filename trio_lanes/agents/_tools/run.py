@@ -24,6 +24,7 @@ import trio
 from outcome import Error
 from trio.lowlevel import Abort, Task, disable_ki_protection, enable_ki_protection
 
+from ..._config.check import count, positive_count
 from .calls import Emit, ToolCall, ToolResult
 from .order import Kind, Outbox, Permits
 
@@ -93,18 +94,9 @@ def run_tools(
         ids.add(call.id)
     if order not in ("call", "completion"):
         raise ValueError(f"order must be 'call' or 'completion', not {order!r}")
-    _check_count("limit", limit, at_least=1)
-    _check_count("buffer", buffer, at_least=0)
+    positive_count("limit", limit)
+    count("buffer", buffer)
     return _Opened(ToolRun(calls, limit, order == "call", buffer))
-
-
-def _check_count(field: str, value: object, *, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{field} must be a whole number, not {value!r}")
-    if value != math.inf and not isinstance(value, int):
-        raise ValueError(f"{field} must be a whole number or math.inf, not {value!r}")
-    if value < at_least:
-        raise ValueError(f"{field} must be at least {at_least}, got {value!r}")
 
 
 @final

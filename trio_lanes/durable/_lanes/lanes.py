@@ -39,7 +39,6 @@ from .._options.cost import checked_cost
 from .._options.json_text import encode, small
 from .._options.limits import (
     as_config,
-    checked_crashes,
     checked_hold,
     group_limit,
     lane_configs,
@@ -345,7 +344,7 @@ class DurableLanes(HasEnd):
         if result_ttl is not None:
             rules["result_ttl"] = _check.finite_seconds("result_ttl", result_ttl)
         if max_crashes is not None:
-            rules["max_crashes"] = checked_crashes(max_crashes)
+            rules["max_crashes"] = _check.positive_count("max_crashes", max_crashes)
         if on_dead is not None:
             rules["hold"] = checked_hold(on_dead)
         await self._do(orders.Configure(limits, shared, rules))

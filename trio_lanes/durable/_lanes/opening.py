@@ -19,7 +19,6 @@ from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
 from .._options.limits import (
-    checked_crashes,
     checked_hold,
     checked_rates,
     group_limit,
@@ -123,15 +122,14 @@ def open_durable_lanes(
             raise TypeError(f"handler {name!r} must be an async function, not {handler!r}")
     if not isinstance(retry, RetryPolicy):
         raise TypeError(f"retry must be a RetryPolicy, not {retry!r}")
-    if _check.count("capacity", capacity) < 1:
-        raise ValueError(f"capacity must be at least 1, got {capacity!r}")
+    _check.positive_count("capacity", capacity)
     if _check.finite_seconds("lease_ttl", lease_ttl) == 0:
         raise ValueError(f"lease_ttl must not be 0, got {lease_ttl!r}")
     opening = Opening(
         names=frozenset(handlers) if _check.boolean("worker", worker) else frozenset(),
         lanes={name: lane_limit(name, config) for name, config in configs.items()},
         groups={name: group_limit(name, group) for name, group in groups.items()},
-        max_crashes=checked_crashes(max_crashes),
+        max_crashes=_check.positive_count("max_crashes", max_crashes),
         hold=checked_hold(on_dead),
         result_ttl=_check.finite_seconds("result_ttl", result_ttl),
         lease_ttl=lease_ttl,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ... import LaneConfig, LaneGroup, RateLimit, open_lanes, resolve_global_lane
-from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX
 from .._contract.records import GroupLimit, LaneLimit
 from .names import checked_name
@@ -89,13 +88,6 @@ def checked_rates(rates: tuple[RateLimit, ...]) -> tuple[RateLimit, ...]:
     for rate in rates:
         checked_name("unit", rate.unit)
     return rates
-
-
-def checked_crashes(max_crashes: Any) -> int | float:
-    """Return ``max_crashes``; raise an error unless it is a count from 1 up."""
-    if _check.count("max_crashes", max_crashes) < 1:
-        raise ValueError(f"max_crashes must be at least 1, got {max_crashes!r}")
-    return max_crashes  # type: ignore[no-any-return]  # count() has checked it
 
 
 def checked_hold(on_dead: str) -> bool:

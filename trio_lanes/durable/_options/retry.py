@@ -43,11 +43,6 @@ class NoRetry(Exception):
     """Raised by a handler, or below a nursery of it: this job has failed; do not retry it."""
 
 
-def _attempts(instance: object, attribute: Any, value: Any) -> None:
-    if _check.count("max_attempts", value) < 1:
-        raise ValueError(f"max_attempts must be at least 1, got {value!r}")
-
-
 def _backoff(instance: object, attribute: Any, value: Any) -> None:
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise TypeError(f"backoff must be two numbers of seconds (first, most), not {value!r}")
@@ -80,7 +75,9 @@ class RetryPolicy:
       TypeError, ValueError: for a bad value, naming the field and the value.
     """
 
-    max_attempts: int | float = attrs.field(default=3, validator=_attempts)
+    max_attempts: int | float = attrs.field(
+        default=3, validator=_check.field(_check.positive_count)
+    )
     """How many attempts may fail; then the job is dead."""
     backoff: tuple[float, float] = attrs.field(default=(1.0, 60.0), validator=_backoff)
     """Seconds before the second attempt, which double with each attempt, and their maximum."""
