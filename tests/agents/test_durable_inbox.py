@@ -1270,11 +1270,12 @@ async def test_a_turn_is_a_run_of_both_registries(
         assert brief(await receipt.settled()) == ("ran", ["a steer", "sent", "here", "yes"])
 
 
-async def test_what_is_sent_while_a_turn_asks_is_taken_later_or_its_loss_is_logged(
+async def test_what_is_sent_while_a_turn_asks_is_taken_later_or_gets_a_turn_of_its_own(
     stage: DurableStage, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(turn: DurableTurn) -> Any:
-        await turn.approve("c")
+        if turn.run.attempt == 1:
+            await turn.approve("c")
         return await turn.take() if turn.messages == ["take"] else None
 
     stage.special.update(work=work, take=work)
@@ -1283,11 +1284,87 @@ async def test_what_is_sent_while_a_turn_asks_is_taken_later_or_its_loss_is_logg
         for first, result in (("take", ["sent"]), ("work", None)):
             receipt = await stage.inbox().post(first)
             await stage.settle()
+            behind = await stage.inbox().post("behind", group="g")
             assert await lanes.send("alice", "sent")
             assert await registry.submit("alice", {"c": "yes"})
             assert (await receipt.settled()).result == result
+            await behind.settled()
+        await stage.settle()
+    assert stage.log == [["take"], ["behind"], ["work"], ["behind"], ["sent"]]
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("how", ["returned", "aborted"])
+async def test_what_is_sent_to_a_turn_that_never_takes_messages_gets_a_turn_of_its_own(
+    stage: DurableStage, mock_clock: MockClock, how: str
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        async with SharedRunRegistry(stage.lanes).running(turn):
+            await stage.gate("end").wait()
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        receipt = await stage.inbox().post("work", group="g")
+        await stage.settle()
+        assert await lanes.send("alice", "sent")
+        if how == "aborted":
+            assert await SharedRunRegistry(lanes).abort("alice", "enough")
+        stage.gate("end").set()
+        assert (await receipt.settled()).kind.value == ("ran" if how == "returned" else "cancelled")
+        await stage.settle()
+    assert stage.log == [["work"], ["sent"]]
+    assert stage.turns[1].group == "g"
+
+
+async def test_what_a_turn_was_sent_and_has_not_taken_is_posted_once_for_all_attempts(
+    mock_clock: MockClock,
+) -> None:
+    store = Meddling(MemoryStore())
+    stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
+
+    async def die() -> None:  # when the first of the two has been posted
+        raise StoreUnavailableError("the process was killed")
+
+    async def work(turn: DurableTurn) -> Any:
+        async with SharedRunRegistry(stage.lanes).running(turn):
+            turn.is_streaming = True
+            await stage.gate("end").wait()
+            await stage.settle()
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        receipt = await stage.inbox().post("work")
+        await stage.settle()
+        for _ in range(2):
+            assert await SharedRunRegistry(lanes).send("alice", "the same")
+        store.after_submission = die
+        stage.gate("end").set()
+        assert (await receipt.settled()).kind is SettledKind.RAN
+        await stage.settle()
+    assert stage.log == [["work"], ["work"], ["the same"], ["the same"]]
+
+
+async def test_what_a_turn_was_sent_before_its_abort_is_handled_if_it_can_be_stored(
+    stage: DurableStage, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        turn.is_streaming = True
+        with here.running(turn.session, turn):
+            await trio.sleep_forever()
+
+    here, strange = RunRegistry(), object()
+    stage.special["work"] = work
+    async with stage.open():
+        receipt = await stage.inbox().post("work")
+        await stage.settle()
+        assert here.send("alice", strange)
+        assert here.send("alice", "sent")
+        assert here.abort("alice", "enough")
+        assert (await receipt.settled()).kind is SettledKind.CANCELLED
+        await stage.settle()
+    assert stage.log == [["work"], ["sent"]]
     (error,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-    assert error.endswith("has not taken 1 messages, which are lost")
+    assert error.endswith(f"has not taken is lost: {strange!r}")
 
 
 @pytest.mark.parametrize("how", ["at once", "after its cancellation", "never"])

@@ -154,6 +154,21 @@ async def test_a_run_elsewhere_keeps_a_message_until_it_takes_messages(
         await job.wait()
 
 
+async def test_the_loss_of_a_message_that_a_run_has_never_taken_is_logged(
+    autojump_clock: MockClock, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage.instances() as (lanes, _):
+        job = await lanes.submit("turn", session="alice")
+        await wait_all_tasks_blocked()
+        (run,) = stage.runs
+        run.takes = False
+        assert await stage.registry["elsewhere"].send("alice", "unheard")
+        await wait_all_tasks_blocked()
+        run.ended.set()
+        assert await job.wait() == []
+    assert "has not taken the message 'unheard'" in caplog.text
+
+
 async def test_approvals_reach_the_gate_and_bad_outputs_leave_it_closed(
     autojump_clock: MockClock, stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:

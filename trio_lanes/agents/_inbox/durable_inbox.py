@@ -23,6 +23,7 @@ the turn to abort ends         nothing is aborted: the abort names the job of th
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from typing import Any, Final, final
 
 import attrs
@@ -48,6 +49,7 @@ from .durable_message import (
     QueuedMessage,
     Rules,
     edit_of,
+    key_of,
     messages_of,
     payload_of,
 )
@@ -168,7 +170,7 @@ class DurableInbox:
         id = _id(id)
         if group is not None and not isinstance(group, str):
             raise TypeError(f"group must be a string or None, not {group!r}")
-        key = f"{self.handler}:{self.session}:{id}"
+        key = key_of(self.handler, self.session, id)
         found = await self._messages()
         known = next((one for one in found if one.id == id), None)
         if known is not None:
@@ -258,10 +260,8 @@ class DurableInbox:
         ]
         with trio.move_on_after(max(0.0, timeout)) as in_time:
             for job in running:
-                try:
+                with suppress(JobCancelledError, DurableJobError, ResultGoneError):  # it has ended
                     await self._lanes.job(job).wait()
-                except (JobCancelledError, DurableJobError, ResultGoneError):
-                    pass  # it has ended
         return not in_time.cancelled_caught
 
     # ---- inside

@@ -107,6 +107,17 @@ def payload_of(id: str, content: Any, rules: Rules) -> dict[str, Any]:
     return {"id": id, "message": content, **finite}
 
 
+def message_from(payload: dict[str, Any]) -> tuple[str, Any, Rules]:
+    """Return the id, the content and the rules that `payload_of` was given."""
+    fields = {**payload}
+    return fields.pop("id"), fields.pop("message"), Rules(**fields)
+
+
+def key_of(handler: str, session: str, id: str) -> str:
+    """Return the key of the job of a message: one id in one session is one message."""
+    return f"{handler}:{session}:{id}"
+
+
 def edit_of(message: QueuedMessage, content: Any) -> dict[str, Any]:
     """Return the payload of the job of an edit."""
     return {"edits": message.job, "id": message.id, "message": content}
@@ -127,8 +138,7 @@ def messages_of(queue: Iterable[QueuedJob], handler: str) -> list[QueuedMessage]
     found: dict[int, QueuedMessage] = {}
     for job, payload in _payloads(queue, handler):
         if is_message(payload):
-            id, content = payload.pop("id"), payload.pop("message")
-            rules = Rules(**payload)
+            id, content, rules = message_from(payload)
             found[job.id] = QueuedMessage(job.id, id, content, rules, job.state, job.begun, job.age)
         elif is_edit(payload) and (edited := found.get(payload["edits"])) is not None:
             # also if it has begun: a crash may have come first

@@ -53,33 +53,21 @@ class DurableReceipt:
         return await self._read(wait=False)
 
     async def settled(self) -> Settled:
-        """Wait until the message has settled, on any instance, and return its outcome.
-
-        Any number of tasks may wait, any number of times. Cancelling the wait does not cancel the
-        message. The failure of a turn is returned, not raised. ``Settled.turn`` is None.
-
-        Raises:
-          LaneDeadlockError: inside a turn, if the wait would never end.
-        """
+        """As `Receipt.settled`, on whichever instance it is handled; ``Settled.turn`` is None."""
         settled = await self._read(wait=True)
         assert settled is not None
         return settled
 
     async def cancel(self, reason: str | None = None) -> bool:
-        """Take the message out of the queue; False if it does not wait any more.
-
-        It settles as CANCELLED, with a `JobCancelledError` that has the reason. A message that is
-        in a turn is not affected.
-        """
+        """Take the message out of the queue, as `Receipt.cancel`."""
         if self.job is None:
             return False
         return await self._inbox._lanes.cancel(self.job.id, reason, running=False)
 
     async def edit(self, message: Any) -> bool:
-        """Put ``message`` (JSON) in place of the message that waits; False if it waits no more.
+        """Put ``message`` (JSON) in place of the message that waits, as `Receipt.edit`.
 
-        Its place in the queue, its mode, its group and its id stay. A message between two attempts
-        is in its turn. If this is cancelled, or raises
+        A message between two attempts is in its turn. If this is cancelled, or raises
         `~trio_lanes.durable.StoreUnavailableError`, the message may have been edited.
 
         Raises:
@@ -91,7 +79,7 @@ class DurableReceipt:
         return await self._inbox._edit(self.job.id, message)
 
     async def position(self) -> int | None:
-        """Return the number of messages that wait before this message; None if it does not wait."""
+        """Return the position in the queue, as `Receipt.position`."""
         waiting = await self._inbox.waiting()
         return next((at for at, one in enumerate(waiting) if one.job == self.job), None)
 

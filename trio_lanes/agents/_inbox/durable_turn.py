@@ -40,10 +40,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, TypeAlias, final
+from zlib import crc32
 
+import attrs
 import trio
 
+from trio_lanes import LaneFullError, UnknownLaneError
 from trio_lanes.durable import (
     DurableRun,
     DurableState,
@@ -68,10 +72,13 @@ from .durable_message import (
     edits_of,
     is_edit,
     is_message,
+    key_of,
+    message_from,
     messages_of,
+    payload_of,
     taken_as,
 )
-from .queue import GO_FIRST, Overflow, Summary, WhenBusy, one_line
+from .queue import Overflow, Summary, WhenBusy, one_line
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
@@ -93,26 +100,22 @@ class DurableTurn(BaseTurn):
         of a conversation with it, and take out by it what a former attempt has written.
       rolls_back: the ids of the turns that its message has aborted in mode ROLLBACK: take them out
         of the conversation.
-      messages: the messages that the turn was started with: a `Summary`, if an overflow has removed
-        messages; then one message, or the collected messages, oldest first.
+      messages, group: as of a `Turn`.
       ids: the id of each of these messages. Write it with the message into the transcript: an
         attempt that finds it there goes on from there. A summary has the id of its first message.
       steers: (id, message) of each steer that the turn has taken, in former attempts also.
       run: the run of the turn's job: its session, attempt and fence.
-      group: the group of the messages that the turn was started with; it takes steers of this
-        group.
       checkpoint_data: the last argument of `checkpoint` in this or a former attempt; else None.
       is_streaming: whether a registry may give it messages, which `take` returns; False until the
         handler sets it.
     """
 
-    def __init__(
-        self, run: DurableRun, kept: dict[str, Any], id: str, rolls_back: Sequence[str]
-    ) -> None:
+    def __init__(self, run: DurableRun, kept: dict[str, Any], id: str, rules: Rules) -> None:
         super().__init__()
         self.run: Final = run
         self.id: Final = id
-        self.rolls_back: Final = rolls_back
+        self.rolls_back: Final[Sequence[str]] = rules.rolls_back
+        self._rules: Final = rules
         self.group: Final[str | None] = kept["group"]
         self.messages: Final[list[Any]] = [content for _, content in kept["messages"]]
         self.ids: Final[list[str]] = [id for id, _ in kept["messages"]]
@@ -123,7 +126,8 @@ class DurableTurn(BaseTurn):
         self._kept = kept
         self._given = 0  # how many of the steers `take` has returned in this attempt
         self._taken: Final[set[str]] = set()  # ids of steers that may have late edits
-        self._sent: list[Any] = []  # by registries, and not taken yet
+        self._sent: dict[int, Any] = {}  # {its number: a message of a registry, not taken yet}
+        self._sent_before: Final = count().__next__
         self._outputs: Final[dict[str, Any]] = {}  # {call id: the decision that came first}
         self._submitted: Final = trio.lowlevel.ParkingLot()
         self._hears = False  # whether a call of `approve` hears of decisions for all
@@ -214,7 +218,7 @@ class DurableTurn(BaseTurn):
         """Hear of decisions until the one on ``id`` is there; then another call goes on."""
         self._hears = True
         try:
-            async with hearing(self.run, self.queue_message, self.abort, self.submit):
+            async with hearing(self.run, self, self.queue_message, self.submit):
                 while id not in self._outputs:
                     await self._submitted.park()
         finally:
@@ -238,13 +242,34 @@ class DurableTurn(BaseTurn):
     def queue_message(self, message: Any, /) -> bool:
         """Have the next `take` return ``message``, behind the steers; False after an abort.
 
-        Set `is_streaming` to False before the last `take`: what comes later is lost, and the loss
-        is logged. After a crash a `SharedRunRegistry` gives the message again; a `RunRegistry` does
-        not. So a message that must not be lost is posted to the inbox as a steer. Not a checkpoint.
+        If no `take` returns it, it is posted to the inbox, as a steer of its group, when the
+        handler has returned or was aborted. A message that is no JSON, or for which the lane has no
+        room, is lost then, which is logged. After a crash or a failure a `SharedRunRegistry` gives
+        the message again; a `RunRegistry` does not. Not a checkpoint.
         """
         if not self.abort_called:
-            self._sent.append(message)
+            self.post_later(message)
         return not self.abort_called
+
+    def post_later(self, message: Any, /) -> None:
+        """As `queue_message`, also after an abort."""
+        self._sent[self._sent_before()] = message
+
+    async def _post_rest(self) -> None:
+        """Post the messages of registries that no `take` has returned."""
+        steer = attrs.evolve(
+            self._rules, mode=WhenBusy.STEER, group=self.group, runs_at_once=False, rolls_back=[]
+        )
+        for number, message in [*self._sent.items()]:
+            # each attempt has the same id for it, since a registry gives all messages again
+            id = f"{self.run.id}.{number}.{crc32(repr(message).encode()):x}"
+            try:
+                await self.run.follow(
+                    payload_of(id, message, steer), key_of(self.run.name, self.session, id)
+                )
+            except (PayloadError, LaneFullError, UnknownLaneError):
+                _log.exception("a message that %r has not taken is lost: %r", self, message)
+            del self._sent[number]
 
     def abort(self, reason: str | None = None) -> None:
         """Cancel the handler, and the job of the turn: its messages settle as CANCELLED.
@@ -254,13 +279,11 @@ class DurableTurn(BaseTurn):
         self._abort(reason)
 
     async def take(self) -> list[Any]:
-        """Remove the steers at the head of the queue, and return them, oldest first. A checkpoint.
+        """Remove and return the steers at the head of the queue, as `Turn.take`. A checkpoint.
 
-        The handler calls this where it can include new messages. The steers settle as STEERED now.
-        A steer of another `group` is not taken, nor is a steer behind it or behind another kind of
-        message. The list begins with the steers that former attempts of the turn had taken and this
-        attempt has not returned yet; it ends with the messages of registries. It is empty while
-        compacting. If the call is cancelled, the next call or the next attempt returns the steers.
+        The list begins with the steers that former attempts of the turn had taken and this attempt
+        has not returned yet; it ends with the messages of registries. It is empty while compacting.
+        If the call is cancelled, the next call or the next attempt returns the steers.
 
         Raises:
           StoreUnavailableError: if the store could not do it.
@@ -287,8 +310,8 @@ class DurableTurn(BaseTurn):
             steers = self._kept["steers"][len(self.steers) :]
             self.steers.extend((id, steer) for id, steer in steers)
             first, self._given = self._given, len(self.steers)
-            sent, self._sent = self._sent, []
-            return [steer for _, steer in self.steers[first:]] + sent
+            sent, self._sent = self._sent, {}
+            return [*(steer for _, steer in self.steers[first:]), *sent.values()]
 
     def _steers(self, queue: Sequence[Any]) -> list[QueuedMessage]:
         found: list[QueuedMessage] = []
@@ -335,18 +358,19 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
             raise NoRetry(
                 f"job {run.id} is no message of a DurableInbox: use its post for {run.name!r}"
             )
+        id, content, rules = message_from(payload)
         kept = run.checkpoint_data
         if kept is None:
-            kept = await _begin(run, payload)
+            kept = await _begin(run, _kept([[id, content]], rules.group), rules)
         else:  # the former attempt may have ended before it had seen the edits of what it had taken
-            ids = {id for id, _ in kept["messages"] + kept["steers"]} - {payload["id"]}
+            ids = {id for id, _ in kept["messages"] + kept["steers"]} - {id}
             kept = await _with_late_edits(run, kept, ids)
-        turn = DurableTurn(run, kept, payload["id"], payload["rolls_back"])
+        turn = DurableTurn(run, kept, id, rules)
         with turn._handler_scope:
             result = await handler(turn)
-            if turn._sent:
-                _log.error("%r has not taken %d messages, which are lost", turn, len(turn._sent))
+            await turn._post_rest()
             return result
+        await turn._post_rest()
         await run.cancel(turn._reason)
         await trio.sleep_forever()  # until this instance hears of it
 
@@ -355,8 +379,13 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
     return serve
 
 
-async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Decide what the run handles. Return its first checkpoint, which has all messages."""
+async def _begin(run: DurableRun, alone: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    """Decide what the run handles. Return its first checkpoint, which has all messages.
+
+    Args:
+      alone: the first checkpoint, if the turn has the run's own message alone.
+      rules: of that message.
+    """
     most: float = math.inf  # messages that share the turn
     summarize = True
     while True:
@@ -364,8 +393,8 @@ async def _begin(run: DurableRun, payload: Mapping[str, Any]) -> dict[str, Any]:
         own = next((one for one in queue if one.job == run.id), None)
         if own is None:
             # more messages of the session wait than one look shows, and this one was put first
-            if payload["mode"] in GO_FIRST:
-                return _kept([[payload["id"], payload["message"]]], payload["group"])
+            if rules.goes_first:
+                return alone
             raise Retry(0.0, counts=False, order="requeue")  # or was requeued
         others = [one for one in queue if one.state is not DurableState.RUNNING]
         if any(one.state is DurableState.WAITING and one.order < own.order for one in others):

@@ -26,7 +26,7 @@ from trio_lanes import resolve_session_lane
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
-_SHORTEST_WAIT: Final = 0.1  # seconds: a run needs a few passes of Trio's scheduler to end
+SHORTEST_WAIT: Final = 0.1  # seconds: a run needs a few passes of Trio's scheduler to end
 
 
 class Run(Protocol):
@@ -179,10 +179,8 @@ class RunRegistry:
             return SendResult(SendRefused.NO_ACTIVE_RUN)
         run = active.run
         try:
-            if not run.is_streaming:
-                return SendResult(SendRefused.NOT_STREAMING)
-            if run.is_compacting:
-                return SendResult(SendRefused.COMPACTING)
+            if (refusal := refusal_of(run)) is not None:
+                return SendResult(refusal)
             if run.queue_message(message):
                 return _ACCEPTED
         except Exception:
@@ -228,11 +226,18 @@ class RunRegistry:
         return await _wait(active, timeout)
 
 
+def refusal_of(run: Run) -> SendRefused | None:
+    """Return why ``run`` takes no messages now; None if it does."""
+    if not run.is_streaming:
+        return SendRefused.NOT_STREAMING
+    return SendRefused.COMPACTING if run.is_compacting else None
+
+
 async def _wait(active: _Active | None, timeout: float) -> bool:
     if active is None:
         await trio.lowlevel.checkpoint()
         return True
-    with trio.move_on_after(max(_SHORTEST_WAIT, timeout)):
+    with trio.move_on_after(max(SHORTEST_WAIT, timeout)):
         await active.ended.wait()
     return active.ended.is_set()
 

@@ -10,8 +10,9 @@ messages.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, cast, final
 
 import trio
@@ -27,7 +28,7 @@ from trio_lanes.durable import (
     current_job,
 )
 
-from .registry import Run, RunRegistry, SendRefused, SendResult
+from .registry import SHORTEST_WAIT, Run, RunRegistry, SendRefused, SendResult, refusal_of
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
@@ -39,6 +40,7 @@ _KIND: Final = "trio_lanes"
 """The field that has the kind of a message of the registry."""
 
 Outputs = Callable[[Mapping[str, Any]], object]
+_Hand = Mapping[Any, Callable[[Any], object]]
 
 
 @final
@@ -76,7 +78,9 @@ class SharedRunRegistry:
         """Hand ``run`` what is sent to its session, for an ``async with`` block of a handler.
 
         Args:
-          run: messages are offered to it when it is streaming and not compacting.
+          run: messages are offered to it when it is streaming and not compacting. Those that it
+            has not taken at the end of the block go to its method ``post_later``, if it has one, as
+            a `DurableTurn`; else they are lost, which is logged.
           outputs: takes the outputs of `submit`, as `ActionGate.submit` does. What it raises is
             logged. By default the run's own method ``submit``, if it has one, as a `DurableTurn`.
 
@@ -88,12 +92,12 @@ class SharedRunRegistry:
             raise RuntimeError("running() is for the handler of a durable job with a session")
 
         def take(message: Any) -> bool:
-            return run.is_streaming and not run.is_compacting and run.queue_message(message)
+            return refusal_of(run) is None and run.queue_message(message)
 
         if outputs is None:
             outputs = cast("Outputs", getattr(run, "submit", _no_place))
         with self._here.running(job.session, run):
-            async with hearing(job, take, run.abort, outputs):
+            async with hearing(job, run, take, outputs):
                 yield
 
     async def get(self, session: str) -> DurableStatus | None:
@@ -113,12 +117,9 @@ class SharedRunRegistry:
           TypeError, ValueError, PayloadError: for a bad argument.
         """
         run = self._here.get(session)
-        if run is not None and not run.is_streaming:
+        if run is not None and (refusal := refusal_of(run)) is not None:
             await trio.lowlevel.checkpoint()
-            return SendResult(SendRefused.NOT_STREAMING)
-        if run is not None and run.is_compacting:
-            await trio.lowlevel.checkpoint()
-            return SendResult(SendRefused.COMPACTING)
+            return SendResult(refusal)
         return await self._send(session, "message", message, key)
 
     async def abort(self, session: str, reason: str | None = None) -> SendResult:
@@ -149,13 +150,10 @@ class SharedRunRegistry:
         status = await self._lanes.running(session)
         if status is None:
             return True
-        with trio.move_on_after(max(0.1, timeout)):
-            try:
+        with trio.move_on_after(max(SHORTEST_WAIT, timeout)) as in_time:
+            with suppress(JobCancelledError, DurableJobError, ResultGoneError):  # it has ended
                 await self._lanes.job(status.id).wait()
-            except (JobCancelledError, DurableJobError, ResultGoneError):
-                pass  # it has ended
-            return True
-        return False
+        return not in_time.cancelled_caught
 
     async def abort_and_wait(
         self, session: str, reason: str | None = None, timeout: float = 15.0
@@ -174,34 +172,45 @@ class SharedRunRegistry:
 
 @asynccontextmanager
 async def hearing(
-    job: DurableRun,
-    take: Callable[[Any], bool],
-    abort: Callable[[Any], object],
-    outputs: Outputs,
+    job: DurableRun, run: Run, take: Callable[[Any], bool], outputs: Outputs
 ) -> AsyncIterator[None]:
-    """Hand over what registries send to ``job``, for the time of the block.
+    """Hand over what registries send to ``job``, which is that of ``run``, during the block.
 
     While another task of the run takes its messages, this waits until that one stops.
 
     Args:
       take: a message is offered to it until it returns True, or raises.
     """
-    send, receive = trio.open_memory_channel[Any](1_000)  # a job has no more messages
-    hand = {"message": send.send_nowait, "abort": abort, "outputs": outputs}
+    waiting: deque[Any] = deque()
+    come = trio.lowlevel.ParkingLot()
+
+    def queue(message: Any) -> None:
+        waiting.append(message)
+        come.unpark()
+
+    hand: _Hand = {"message": queue, "abort": run.abort, "outputs": outputs}
+    post_later = getattr(run, "post_later", None)
     failed: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_offer, job, take, receive)
-        nursery.start_soon(_hear, job, hand)
-        try:
-            yield
-        except BaseException as error:
-            failed = error  # it leaves as it is, not in a group
-        nursery.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_offer, job, take, waiting, come)
+            nursery.start_soon(_hear, job, hand)
+            try:
+                yield
+            except BaseException as error:
+                failed = error  # it leaves as it is, not in a group
+            nursery.cancel_scope.cancel()
+        if failed is not None:
+            raise failed
+        if post_later is None:  # a job that fails is given them again
+            post_later = _lost
+    finally:
+        if post_later is not None:
+            for message in waiting:
+                _call(job, post_later, message)
 
 
-async def _hear(job: DurableRun, hand: Mapping[Any, Callable[[Any], object]]) -> None:
+async def _hear(job: DurableRun, hand: _Hand) -> None:
     """Hand over each message by its kind; what no registry has sent is a message as it is."""
     messages = job.messages()
     while True:
@@ -218,12 +227,19 @@ async def _hear(job: DurableRun, hand: Mapping[Any, Callable[[Any], object]]) ->
 
 
 async def _offer(
-    job: DurableRun, take: Callable[[Any], bool], messages: trio.MemoryReceiveChannel[Any]
+    job: DurableRun,
+    take: Callable[[Any], bool],
+    waiting: deque[Any],
+    come: trio.lowlevel.ParkingLot,
 ) -> None:
     """Offer each message until the run takes it."""
-    async for message in messages:
-        while _call(job, take, message) is False:  # noqa: ASYNC110 - a run has no event for it
-            await trio.sleep(_OFFER_AGAIN)
+    while True:
+        while waiting:
+            if _call(job, take, waiting[0]) is False:
+                await trio.sleep(_OFFER_AGAIN)  # a run has no event for it
+            else:
+                waiting.popleft()
+        await come.park()
 
 
 def _call(job: DurableRun, function: Callable[[Any], object], argument: Any) -> object:
@@ -232,6 +248,10 @@ def _call(job: DurableRun, function: Callable[[Any], object], argument: Any) -> 
     except Exception:
         _log.exception("%r raised when it was handed what was sent to it", job)
         return None
+
+
+def _lost(message: Any) -> None:
+    raise ValueError(f"the run has ended, and has not taken the message {message!r}")
 
 
 def _no_place(outputs: Any) -> None:

@@ -13,10 +13,11 @@ from ... import JobCancelledError
 from ... import current_job as _current_core_job
 from ..._config import check as _check
 from .._contract.protocol import Store
-from .._contract.records import Claim, QueuedJob
+from .._contract.records import Claim, QueuedJob, SubmittedJob
 from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode, small
 from ..acts.inspection import QueueOf
+from ..acts.jobs import Enqueue
 from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Take
 from .deadlock import JobWait
@@ -162,6 +163,17 @@ class DurableRun:
             self.checkpoint_data = decode(text)
         return bool(done)
 
+    async def follow(self, payload: object, key: str) -> int:
+        """Submit a job for this run's handler, session and lane; return its number. A checkpoint.
+
+        It raises what `DurableLanes.submit` raises for a bad payload, a key and a lane.
+        """
+        text = encode("the payload", payload, self._store.max_payload)
+        job = SubmittedJob(
+            name=self.name, payload=text, session=self.session, lane=self.lane, key=key
+        )
+        return (await self._store.do(Enqueue([job]), new_ticket()))[0]
+
     async def emit(self, event: object) -> int:
         """Say something about this run to tasks that read `DurableJob.events`. A checkpoint.
 
@@ -239,6 +251,7 @@ class DurableRun:
         it waits for the slot. If its instance ends or has lost its lease, it goes on without a
         slot, since none may ever be free.
         """
+        regain = RegainSlot(self.id, self.fence)
         # counted before the call: a task that takes the slot back meanwhile must see this lender
         self._lending += 1
         try:
@@ -253,16 +266,13 @@ class DurableRun:
                 with trio.CancelScope(shield=True):
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._peers.next_step()
-                    while await self._regain() is False:
+                    while await self._store.do(regain, new_ticket()) is False:
                         if self._given_up:
                             break
                         await stepped.wait()
                         if self._lending > 0:
                             break  # another task has lent it since, and will take it back
                         stepped = self._peers.next_step()
-
-    async def _regain(self) -> bool | None:
-        return await self._store.do(RegainSlot(self.id, self.fence), new_ticket())
 
     async def _lost(self) -> NoReturn:
         """Cancel this run, since the store may have given its job to another."""
