@@ -180,8 +180,11 @@ class Exchange:
             self._begin_answer()
         return self._answer
 
-    def _begin_answer(self) -> None:
-        self._before += self._answer.messages("completed")
+    def _begin_answer(self, contents: Sequence[Any] = ()) -> None:
+        """Begin a new answer, after user messages with these contents."""
+        if not self._answer.empty:
+            self._before += self._answer.messages("completed")
+        self._say(contents)
         self._answer = _GrowingAnswer(self._next_id())
 
     def _call(self, calls: Sequence[dict[str, Any]]) -> None:
@@ -212,10 +215,7 @@ class Exchange:
         self._all_answered("a user message")
         if not contents:
             raise TranscriptError("no user message was given")
-        if not self._answer.empty:
-            self._before += self._answer.messages("completed")
-        self._say(contents)
-        self._answer = _GrowingAnswer(self._next_id())
+        self._begin_answer(contents)
 
     def _finish(self, content: Any, usage: Any) -> None:
         self._all_answered("the end of the turn")

@@ -19,7 +19,7 @@ import json
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import FileIO
 from pathlib import Path
 from threading import Lock
@@ -200,20 +200,19 @@ class JsonlTranscript:
                 return []
             damaged = _damaged(path, thread_id, lines)
             if damaged:
-                with open(path.with_name(f"{path.name}.damaged"), "ab") as file:
-                    file.writelines(lines[n] + b"\n" for n in damaged)
-                    file.flush()
-                    os.fsync(file.fileno())
-                whole = path.with_name(f"{path.name}.repaired")
-                with open(whole, "wb") as file:
-                    file.writelines(
-                        (b"[]" if n in damaged else line) + b"\n" for n, line in enumerate(lines)
-                    )
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(whole, path)
+                _write_lines(f"{path}.damaged", "ab", (lines[n] for n in damaged))
+                whole = (b"[]" if n in damaged else line for n, line in enumerate(lines))
+                _write_lines(f"{path}.repaired", "wb", whole)
+                os.replace(f"{path}.repaired", path)
             self._marks.pop(path, None)
         return list(damaged.values())
+
+
+def _write_lines(path: str, mode: str, lines: Iterable[bytes]) -> None:
+    with open(path, mode) as file:
+        file.writelines(line + b"\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _goes_to_line(file: BinaryIO, offset: int) -> bool:

@@ -15,13 +15,15 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, final
 
 import attrs
 import trio
-from trio.lowlevel import Abort, Task, enable_ki_protection
+from trio.lowlevel import Abort, Task
+
+from ..._config.protected import protected_context
 
 
 @final
@@ -87,11 +89,24 @@ class ThreadLocks:
           RuntimeError: on entering, if this task holds ``key`` already, shared or exclusive. It
             would wait for itself as soon as another task waits for exclusive access.
         """
-        return _Hold(self, key, exclusive=False)
+        return self._hold(key, exclusive=False)
 
     def exclusive(self, key: Hashable) -> AbstractAsyncContextManager[None]:
         """Hold ``key`` alone, for an ``async with`` block. The rest is as for `shared`."""
-        return _Hold(self, key, exclusive=True)
+        return self._hold(key, exclusive=True)
+
+    @protected_context
+    async def _hold(self, key: Hashable, *, exclusive: bool) -> AsyncIterator[None]:
+        task = trio.lowlevel.current_task()
+        await self._acquire(key, task, exclusive)
+        try:
+            yield
+        finally:
+            lock = self._locks[key]
+            lock.holders.remove(task)
+            lock.serve()
+            if not lock.holders:
+                del self._locks[key]
 
     async def _acquire(self, key: Hashable, task: Task, exclusive: bool) -> None:
         lock = self._locks.get(key)
@@ -111,32 +126,3 @@ class ThreadLocks:
 
         lock.queue[task] = exclusive
         await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _release(self, key: Hashable, task: Task) -> None:
-        lock = self._locks[key]
-        lock.holders.remove(task)
-        lock.serve()
-        if not lock.holders:
-            del self._locks[key]
-
-
-@final
-class _Hold:
-    """One `async with` block that holds a lock."""
-
-    def __init__(self, locks: ThreadLocks, key: Hashable, *, exclusive: bool) -> None:
-        self._locks: Final = locks
-        self._key: Final = key
-        self._exclusive: Final = exclusive
-        self._task: Task | None = None
-
-    @enable_ki_protection
-    async def __aenter__(self) -> None:
-        task = trio.lowlevel.current_task()
-        await self._locks._acquire(self._key, task, self._exclusive)
-        self._task = task
-
-    @enable_ki_protection
-    async def __aexit__(self, *exc: object) -> None:
-        assert self._task is not None
-        self._locks._release(self._key, self._task)

@@ -1,4 +1,4 @@
-"""What turns in memory and turns in a store share: what a registry reads of them, and the abort."""
+"""What a `Turn` and a `DurableTurn` share: what a registry reads of them, and the abort."""
 
 from __future__ import annotations
 

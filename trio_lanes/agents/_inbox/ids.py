@@ -19,36 +19,31 @@ _Entry: TypeAlias = tuple[float, Receipt] | tuple[float, SettledKind, Any, BaseE
 
 @final
 class KnownIds:
-    """The recent messages by id; each is kept for five minutes from its post.
+    """The recent messages by session and id; each is kept for five minutes from its post.
 
-    Older ones are forgotten at the next call, for whichever message.
+    Older ones are forgotten at the next call, whatever the message is.
     """
 
-    def __init__(self, scope: Hashable = None, known: dict[Hashable, _Entry] | None = None) -> None:
-        self._known: Final = {} if known is None else known  # oldest first
-        self._scope: Final = scope
-
-    def within(self, scope: Hashable) -> KnownIds:
-        """Return a view of the same ids, in which an id counts inside ``scope``."""
-        return KnownIds(scope, self._known)
+    def __init__(self) -> None:
+        self._known: Final[dict[Hashable, _Entry]] = {}  # oldest first
 
     def add(self, receipt: Receipt, now: float) -> None:
         """Remember ``receipt`` by its id. A receipt without an id is not remembered."""
         if receipt.id is not None:
-            self._known[self._scope, receipt.id] = now, receipt
+            self._known[receipt._inbox.session, receipt.id] = now, receipt
 
     def settle(self, receipt: Receipt, settled: Settled, now: float) -> None:
         """Keep the outcome of a message in place of its receipt."""
         self.forget_old(now)
-        key = (self._scope, receipt.id)
+        key = (receipt._inbox.session, receipt.id)
         entry = self._known.get(key)
         if entry is not None and entry[1] is receipt:
             self._known[key] = entry[0], settled.kind, settled.result, settled.error
 
-    def find(self, id: Hashable, now: float) -> Receipt | Settled | None:
+    def find(self, session: str, id: Hashable, now: float) -> Receipt | Settled | None:
         """Return the receipt of the recent message with this id, or its outcome, or None."""
         self.forget_old(now)
-        entry = None if id is None else self._known.get((self._scope, id))
+        entry = None if id is None else self._known.get((session, id))
         if entry is None:
             return None
         return entry[1] if len(entry) == 2 else Settled(*entry[1:])

@@ -125,9 +125,7 @@ class Inbox:
         self._hold_on_failure: Final = _check.boolean("hold_on_failure", hold_on_failure)
         self._is_held = False  # only while messages wait
         self._turn: Turn | None = None
-        self._successor: Final = Successor(
-            lanes, self.session, self.lane, self._serve, self._update, handler
-        )
+        self._successor: Final = Successor(self)
         self._summary: list[str] = []  # of removed messages, for the next turn
         self._posting = 0  # calls of `post` that have not ended
         # these are set by a table of inboxes
@@ -212,7 +210,7 @@ class Inbox:
         """
         mode = WhenBusy(self.when_busy if when_busy is None else when_busy)
         now = trio.current_time()
-        known = self._known.find(id, now)
+        known = self._known.find(self.session, id, now)
         if isinstance(known, Receipt):
             return known
         if known is not None:
@@ -244,7 +242,7 @@ class Inbox:
             is_next = not queue or entry.goes_first
             context = entry.context if is_next else self._next_context
             due = FAR_FUTURE if self._is_held else queue.due_with(entry)
-            self._successor.secure(due, context, self._turn is not None)
+            self._successor.secure(due, context)
         # Check again: an instrument may have posted when the successor was submitted.
         self._known.add(receipt, now)
         if queue.would_drop(mode):
@@ -353,7 +351,7 @@ class Inbox:
 
     def _secure(self) -> None:
         """Have a successor start when the head is due. Raises the errors of `Successor.secure`."""
-        self._successor.secure(self._due, self._next_context, self._turn is not None)
+        self._successor.secure(self._due, self._next_context)
 
     @property
     def _due(self) -> float:

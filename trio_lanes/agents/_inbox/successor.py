@@ -15,46 +15,34 @@ runs them itself, even messages that are not due yet.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from trio_lanes import Job, JobState, LaneError, Lanes
+from trio_lanes import Job, JobState, LaneError
 
 from .queue import NOW
+
+if TYPE_CHECKING:
+    from .inbox import Inbox
 
 
 @final
 class Successor:
     """The next job of an inbox, if there is one: queued, or started with its body not begun."""
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        session: str,
-        lane: str,
-        serve: Callable[[float], Awaitable[None]],
-        update: Callable[[], None],
-        handler: object,
-    ) -> None:
+    def __init__(self, inbox: Inbox) -> None:
         self.job: Job[None] | None = None
         self._due = NOW
-        self._lanes: Final = lanes
-        self._session: Final = session
-        self._lane: Final = lane
-        self._serve: Final = serve
-        self._update: Final = update
-        self._name: Final = getattr(handler, "__qualname__", repr(handler))
+        self._inbox: Final = inbox
 
-    def secure(self, due: float, context: Context, in_turn: bool) -> None:
+    def secure(self, due: float, context: Context) -> None:
         """Ensure that a job starts when the head of the queue is due.
 
         Args:
           due: the time at which the head is due.
           context: the context whose copy the job runs in.
-          in_turn: whether a turn is active, whose end checks the queue again.
 
         Raises:
           LaneError: if the lanes refuse the job and nothing else would handle the head in time;
@@ -69,7 +57,8 @@ class Successor:
         try:
             new = context.copy().run(self._submit, due, now)
         except LaneError:
-            if self.job is not None and (due > now or in_turn):
+            # the end of an active turn checks the queue again
+            if self.job is not None and (due > now or self._inbox._turn is not None):
                 return
             raise
         old = self.job  # read only now: an instrument may have posted during the submission
@@ -89,16 +78,17 @@ class Successor:
             self.job = None
 
     def _submit(self, due: float, now: float) -> Job[None]:
-        job = self._lanes.submit_nowait(
-            self._serve,
+        inbox = self._inbox
+        job = inbox._lanes.submit_nowait(
+            inbox._serve,
             due,
-            session=self._session,
-            lane=self._lane,
+            session=inbox.session,
+            lane=inbox.lane,
             delay=max(0.0, due - now),
-            name=self._name,
+            name=getattr(inbox._handler, "__qualname__", repr(inbox._handler)),
         )
         if not job.done:  # else the caller in the inbox updates itself afterwards
-            job.on_settled(lambda job: self._update())
+            job.on_settled(lambda job: inbox._update())
         return job
 
 

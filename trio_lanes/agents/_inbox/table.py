@@ -162,7 +162,7 @@ class Inboxes:
 
     def _new(self, session: str) -> Inbox:
         inbox = Inbox(self._lanes, session, self._handler, **self._options)
-        inbox._known = self._known.within(inbox.session)
+        inbox._known = self._known
         inbox._outcomes = self._outcomes
         inbox._when_idle = self._forget
         return inbox

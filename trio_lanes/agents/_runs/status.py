@@ -44,38 +44,16 @@ class RunStatus(enum.StrEnum):
 
 
 _S: Final = RunStatus
+_WAYS_TO_STOP: Final = frozenset({_S.CANCELLING, _S.CANCELLED, _S.FAILED, _S.EXPIRED})
+"""Where a run may go at any time until it is asked to stop or has ended."""
 
 RUN_TRANSITIONS: Final[Mapping[RunStatus, frozenset[RunStatus]]] = MappingProxyType(
     {
-        _S.QUEUED: frozenset({_S.IN_PROGRESS, _S.CANCELLING, _S.CANCELLED, _S.FAILED, _S.EXPIRED}),
-        _S.IN_PROGRESS: frozenset(
-            {
-                _S.REQUIRES_ACTION,
-                _S.COMPLETED,
-                _S.INCOMPLETE,
-                _S.FAILED,
-                _S.CANCELLING,
-                _S.CANCELLED,
-                _S.EXPIRED,
-            }
-        ),
-        _S.REQUIRES_ACTION: frozenset(
-            {
-                _S.QUEUED,
-                _S.IN_PROGRESS,
-                _S.COMPLETED,
-                _S.FAILED,
-                _S.CANCELLING,
-                _S.CANCELLED,
-                _S.EXPIRED,
-            }
-        ),
+        **dict.fromkeys(RunStatus, frozenset()),
+        _S.QUEUED: _WAYS_TO_STOP | {_S.IN_PROGRESS},
+        _S.IN_PROGRESS: _WAYS_TO_STOP | {_S.REQUIRES_ACTION, _S.COMPLETED, _S.INCOMPLETE},
+        _S.REQUIRES_ACTION: _WAYS_TO_STOP | {_S.QUEUED, _S.IN_PROGRESS, _S.COMPLETED},
         _S.CANCELLING: frozenset({_S.CANCELLED, _S.FAILED, _S.COMPLETED}),
-        _S.CANCELLED: frozenset(),
-        _S.FAILED: frozenset(),
-        _S.COMPLETED: frozenset(),
-        _S.INCOMPLETE: frozenset(),
-        _S.EXPIRED: frozenset(),
     }
 )
 """The allowed next statuses of each status; a final status has none."""

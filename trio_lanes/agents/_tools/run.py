@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, Self, final
 import attrs
 import trio
 from outcome import Error
-from trio.lowlevel import Abort, Task, disable_ki_protection, enable_ki_protection
+from trio.lowlevel import Abort, disable_ki_protection, enable_ki_protection
 
 from ..._config.check import count, positive_count
 from .calls import Emit, ToolCall, ToolResult
@@ -114,7 +114,7 @@ class ToolRun:
         self._scopes: Final[dict[int, trio.CancelScope]] = {}  # {number of a running call: scope}
         self._reasons: Final[dict[int, str | None]] = {}  # {number of a cancelled call: reason}
         self._read = 0
-        self._reader: Task | None = None
+        self._reader: Final = trio.lowlevel.ParkingLot()  # where it waits for an event
         self._start: Callable[[int], None] | None = None  # None: no call starts any more
 
     def __repr__(self) -> str:
@@ -170,9 +170,9 @@ class ToolRun:
                 raise trio.ClosedResourceError("the block of this run was left")
             if self._outbox.readable:
                 break
-            if self._reader is not None:
+            if self._reader:
                 raise trio.BusyResourceError("another task reads this run")
-            await self._wait_readable()
+            await self._reader.park()
         item, emitter = self._outbox.take()
         if emitter is not None:
             trio.lowlevel.reschedule(emitter)
@@ -180,19 +180,6 @@ class ToolRun:
         number = self._read
         self._read += 1
         return ToolEvent(number, item.call, call.id, item.kind, item.data, call.final)
-
-    async def _wait_readable(self) -> None:
-        def abort(raise_cancel: Callable[[], Any]) -> Abort:
-            self._reader = None
-            return Abort.SUCCEEDED
-
-        self._reader = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def _wake_reader(self) -> None:
-        if self._reader is not None and (self._outbox.readable or self._start is None):
-            trio.lowlevel.reschedule(self._reader)
-            self._reader = None
 
     # ---- the calls
 
@@ -217,7 +204,7 @@ class ToolRun:
                 self._cancel(number)
         for emitter in self._outbox.drop():  # emitters that are shielded from the cancellation
             trio.lowlevel.reschedule(emitter)
-        self._wake_reader()
+        self._reader.unpark_all()
 
     def _start_more(self) -> None:
         while self._start is not None and (number := self._permits.next()) is not None:
@@ -271,7 +258,7 @@ class ToolRun:
         self._scopes.pop(number, None)
         for emitter in self._outbox.end(number, kind, value):
             trio.lowlevel.reschedule(emitter, Error(_has_ended(self._calls[number])))
-        self._wake_reader()
+        self._reader.unpark_all()
         self._permits.ended(number)
         self._start_more()
 
@@ -282,7 +269,7 @@ class ToolRun:
             raise _has_ended(self._calls[number])
         emitter = trio.lowlevel.current_task()
         if self._start is None or self._outbox.emit(number, data, emitter):
-            self._wake_reader()
+            self._reader.unpark_all()
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
 
@@ -290,7 +277,7 @@ class ToolRun:
             self._outbox.withdraw(number, emitter)
             return Abort.SUCCEEDED
 
-        self._wake_reader()
+        self._reader.unpark_all()
         await trio.lowlevel.wait_task_rescheduled(abort)
 
 
