@@ -7,9 +7,10 @@ kept of a job is a `RunFacts`, a tuple that is made when the job has ended, and 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, final
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import attrs
 import trio
@@ -30,7 +31,10 @@ from ._recording import MAX_JOBS, LimitChange, RecordedRun, Recording, Step
 _MAX_CHANGES: Final = 1000
 _DEFAULT: Final = LaneConfig()
 _SESSION: Final = "session:"
-TIMES: Final = ("submitted", "waited_from", "started", "finished")
+_TIMES: Final = ("submitted", "waited_from", "started", "finished")
+
+_Numbers: TypeAlias = defaultdict[Hashable, int]
+"""A number for each key, in the order in which they are asked for."""
 
 
 class RunFacts(NamedTuple):
@@ -135,7 +139,7 @@ class LimitHistory(LaneInstrument):
         runs = runs[-MAX_JOBS:]
         begin = min((run.submitted for run in runs), default=self._since)
         end = max((_last(run) for run in runs), default=begin)
-        lanes, sessions = dict(self._base), _Numbers()
+        lanes, sessions = dict(self._base), _numbers()
         for change in self._changes:
             if change.at <= begin:
                 _apply(lanes, change)
@@ -148,7 +152,7 @@ class LimitHistory(LaneInstrument):
                 number = sessions[run.session]
                 if config != _DEFAULT:
                     configs[number] = config
-        owners, ids = _Numbers(), {run.id for run in runs}
+        owners, ids = _numbers(), {run.id for run in runs}
         return Recording(
             seconds=end - begin,
             lanes=lanes,
@@ -172,13 +176,8 @@ class LimitHistory(LaneInstrument):
             yield attrs.evolve(change, at=change.at - begin, lane=lane)
 
 
-@final
-class _Numbers(dict[Hashable, int]):
-    """A number for each key, in the order in which they are asked for."""
-
-    def __missing__(self, key: Hashable) -> int:
-        number = self[key] = len(self) + 1
-        return number
+def _numbers() -> _Numbers:
+    return defaultdict(count(1).__next__)
 
 
 def _run(
@@ -194,7 +193,7 @@ def _run(
         "parent": run.parent if run.parent in ids else None,
         "steps": tuple((max(0.0, time - begin), state) for time, state in run.steps),
     }
-    times = {name: at(getattr(run, name)) for name in TIMES}
+    times = {name: at(getattr(run, name)) for name in _TIMES}
     return RecordedRun(**{**run._asdict(), **changed, **times})
 
 

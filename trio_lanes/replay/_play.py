@@ -34,7 +34,8 @@ from trio.testing import MockClock
 from trio_lanes import Job, LaneConfig, LaneGroup, LaneInstrument, Lanes, current_job, open_lanes
 
 from .._config.names import ALL_SESSIONS, GROUP_PREFIX
-from ._recording import LimitChange, RecordedRun, Recording, each_rate
+from .._limits.rate import rate_limits
+from ._recording import LimitChange, RecordedRun, Recording
 
 _MAX_SLOWDOWN: Final = 10  # times the length of the recording, and an hour: then a replay ends
 
@@ -104,78 +105,57 @@ def replay(
       ValueError: if ``limits`` names what is not in the recording, or for a bad limit.
       TypeError: for a limit that is no number.
     """
-    plan = _ChangedLimits(recording, limits or {})
-    return trio.run(_Player(plan).play, tuple(instruments), clock=MockClock(autojump_threshold=0))
+    player = _Player(*_with_limits(recording, limits or {}))
+    return trio.run(player.play, tuple(instruments), clock=MockClock(autojump_threshold=0))
 
 
-@final
-class _ChangedLimits:
-    """A recording with other limits."""
+def _with_limits(recording: Recording, limits: Limits) -> tuple[Recording, LaneConfig]:
+    """Return ``recording`` with other limits, and the limits of sessions that it does not name."""
+    known = [*recording.lanes, ALL_SESSIONS, *(GROUP_PREFIX + name for name in recording.groups)]
+    for name in limits:
+        if name not in known:
+            raise ValueError(f"{name!r} is not in the recording, which has {', '.join(known)}")
 
-    def __init__(self, recording: Recording, limits: Limits) -> None:
-        self.recording: Final = recording
-        self.lanes: Final = dict(recording.lanes)
-        self.sessions: Final = dict(recording.sessions)
-        self.others = LaneConfig()
-        self.groups: Final = dict(recording.groups)
-        self._set: Final = limits
-        for name, value in limits.items():
-            group = name.removeprefix(GROUP_PREFIX)
-            if name in self.lanes:
-                self.lanes[name] = attrs.evolve(self.lanes[name], concurrency=value)
-            elif name == ALL_SESSIONS:
-                self.others = attrs.evolve(self.others, concurrency=value)
-                for number, config in self.sessions.items():
-                    self.sessions[number] = attrs.evolve(config, concurrency=value)
-            elif group != name and group in self.groups:
-                self.groups[group] = attrs.evolve(self.groups[group], concurrency=value)
-            else:
-                known = [
-                    *self.lanes,
-                    ALL_SESSIONS,
-                    *(f"{GROUP_PREFIX}{group}" for group in self.groups),
-                ]
-                raise ValueError(f"{name!r} is not in the recording, which has {', '.join(known)}")
+    def limited(name: str, config: Any, **more: Any) -> Any:
+        return attrs.evolve(config, concurrency=limits.get(name, config.concurrency), **more)
 
-    def config_of(self, change: LimitChange, label: str) -> LaneConfig | None:
-        """Return the configuration that ``change`` makes here."""
-        if change.config is None:
-            return None
-        limit = self._set.get(label, change.config.concurrency)
-        return attrs.evolve(
-            change.config, concurrency=limit, warn_after=math.inf, log_failures=False
-        )
-
-    @property
-    def opened(self) -> dict[str, LaneConfig]:
-        """The lanes and the sessions, as `open_lanes` takes them."""
-        quiet = {
-            name: attrs.evolve(config, warn_after=math.inf, log_failures=False)
-            for name, config in self.lanes.items()
-        }
-        sessions = {f"session:{number}": config for number, config in self.sessions.items()}
-        return {**quiet, **sessions}
+    quiet = {"warn_after": math.inf, "log_failures": False}
+    labels = {run.lane: run.label for run in recording.jobs}
+    changes = []
+    for change in recording.changes:
+        label = labels.get(change.lane, change.lane)
+        config = change.config and limited(label, change.config, **quiet)
+        changes.append(attrs.evolve(change, config=config))
+    changed = attrs.evolve(
+        recording,
+        lanes={name: limited(name, config, **quiet) for name, config in recording.lanes.items()},
+        sessions={key: limited(ALL_SESSIONS, each) for key, each in recording.sessions.items()},
+        groups={
+            name: limited(GROUP_PREFIX + name, each) for name, each in recording.groups.items()
+        },
+        changes=tuple(changes),
+    )
+    return changed, limited(ALL_SESSIONS, LaneConfig())
 
 
 @final
 class _Player:
     """One replay."""
 
-    def __init__(self, plan: _ChangedLimits) -> None:
-        self._plan: Final = plan
-        runs = plan.recording.jobs
-        self._runs: Final = {run.id: run for run in runs}
+    def __init__(self, recording: Recording, sessions: LaneConfig) -> None:
+        self._recording: Final = recording
+        self._sessions: Final = sessions
+        self._runs: Final = {run.id: run for run in recording.jobs}
         self._played: Final[dict[int, RecordedRun]] = {}
         self._children: Final[defaultdict[int, list[RecordedRun]]] = defaultdict(list)
         took: defaultdict[str, list[float]] = defaultdict(list)
-        for run in runs:
+        for run in recording.jobs:
             if run.started is not None and run.finished is not None:
                 took[run.label].append(run.finished - run.started)
             parent = self._parent(run)
             if parent is not None:
                 self._children[parent.id].append(run)
         self._usual: Final = {label: median(times) for label, times in took.items()}
-        self._labels: Final = {run.lane: run.label for run in runs}
         self._lanes: Lanes
         self._waits: Final[dict[int, float]] = {}
 
@@ -185,9 +165,13 @@ class _Player:
         return parent if was_running else None
 
     async def play(self, instruments: Sequence[LaneInstrument]) -> Replayed:
-        plan, recording = self._plan, self._plan.recording
+        recording = self._recording
+        sessions = {f"session:{key}": config for key, config in recording.sessions.items()}
         async with open_lanes(
-            plan.opened, sessions=plan.others, groups=plan.groups, instruments=instruments
+            {**recording.lanes, **sessions},
+            sessions=self._sessions,
+            groups=recording.groups,
+            instruments=instruments,
         ) as lanes:
             self._lanes = lanes
             with trio.move_on_at(_MAX_SLOWDOWN * (recording.seconds + 3600)):
@@ -205,19 +189,18 @@ class _Player:
         return _figures([self._played[run.id] for run in recording.jobs if run.id in self._played])
 
     def _events(self) -> list[tuple[float, RecordedRun | LimitChange]]:
-        changes = [(change.at, change) for change in self._plan.recording.changes]
+        changes = [(change.at, change) for change in self._recording.changes]
         runs = [(run.submitted, run) for run in self._runs.values() if self._parent(run) is None]
         return sorted([*changes, *runs], key=lambda event: event[0])  # stable
 
     def _change(self, change: LimitChange) -> None:
         lanes, name = self._lanes, change.lane
-        config = self._plan.config_of(change, self._labels.get(name, name))
-        if config is None:
+        if change.config is None:
             (lanes.pause if change.paused else lanes.resume)(name)
-        elif name in self._plan.lanes:
-            lanes.configure({name: config})
+        elif name in self._recording.lanes:
+            lanes.configure({name: change.config})
         else:  # a lane of a template
-            lanes.lane(name).concurrency = config.concurrency
+            lanes.lane(name).concurrency = change.config.concurrency
 
     def _submit(self, run: RecordedRun) -> None:
         options: dict[str, Any] = {}
@@ -246,7 +229,7 @@ class _Player:
         metered += lanes.groups.values()
         if run.session is not None:
             metered.append(lanes.session(str(run.session)).config)
-        known = {"requests", *(rate.unit for each in metered for rate in each_rate(each.rate))}
+        known = {"requests", *(rate.unit for each in metered for rate in rate_limits(each.rate))}
         return {unit: amount for unit, amount in run.cost.items() if unit in known}
 
     async def _body(self, run: RecordedRun) -> None:
@@ -267,7 +250,7 @@ class _Player:
             await trio.sleep(self._usual.get(run.label, 0))
             return
         now = run.started
-        end = self._plan.recording.seconds if run.finished is None else run.finished
+        end = self._recording.seconds if run.finished is None else run.finished
         queued = lends = False
         for at, what in self._script(run):
             if queued and what == "held":

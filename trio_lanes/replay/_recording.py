@@ -15,15 +15,15 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, TypeAlias, final
+from types import MappingProxyType, NoneType
+from typing import Any, BinaryIO, Final, TypeAlias, final
 
 import attrs
 
 from trio_lanes import JobState, LaneConfig, LaneGroup, RateLimit
+
+from .._limits.rate import rate_limits
 
 FORMAT: Final = "trio-lanes recording"
 VERSION: Final = 1
@@ -119,18 +119,12 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> None:
     Raises:
       OSError: if it cannot be written; then a former file is as it was.
     """
-    with _replaced(Path(path)) as write:
-        for line in _lines(recording):
-            write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[Callable[[str], object]]:
-    folder = path.absolute().parent
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
+    path = Path(path)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
     try:
         with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            yield file.write
+            for line in _lines(recording):
+                file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
@@ -146,56 +140,44 @@ def _lines(recording: Recording) -> Iterator[dict[str, Any]]:
         "seconds": recording.seconds,
         "lanes": {name: _from_config(config) for name, config in recording.lanes.items()},
         "sessions": {str(key): _from_config(config) for key, config in recording.sessions.items()},
-        "groups": {
-            name: {
-                "members": list(group.members),
-                "concurrency": _number(group.concurrency),
-                "reserve": dict(group.reserve),
-                "rate": _from_rates(group.rate),
-            }
-            for name, group in recording.groups.items()
-        },
+        "groups": {name: _from_group(group) for name, group in recording.groups.items()},
         "changes": len(recording.changes),
         "jobs": len(recording.jobs),
         "left_out": recording.left_out,
     }
     for change in recording.changes:
-        line: dict[str, Any] = {"at": change.at, "lane": change.lane}
-        if change.config is None:
-            yield {**line, "paused": change.paused}
-        else:
-            yield {**line, "config": _from_config(change.config)}
+        what: dict[str, Any] = {"paused": change.paused}
+        if change.config is not None:
+            what = {"config": _from_config(change.config)}
+        yield {"at": change.at, "lane": change.lane, **what}
     for job in recording.jobs:
         yield {
-            field.name: _plain(getattr(job, field.name))
+            field.name: dict(job.cost) if field.name == "cost" else getattr(job, field.name)
             for field in attrs.fields(RecordedRun)
             if getattr(job, field.name) != field.default
         }
 
 
-def _plain(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else value
+def _from_group(group: LaneGroup) -> dict[str, Any]:
+    return {
+        "members": list(group.members),
+        "concurrency": _number(group.concurrency),
+        "reserve": dict(group.reserve),
+        "rate": _from_rates(group.rate),
+    }
 
 
 def _from_config(config: LaneConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "concurrency": _number(config.concurrency),
-        "aging": _number(config.aging),
-        "fair": config.fair,
-        "paused": config.paused,
-        "rate": _from_rates(config.rate),
-    }
-    default: dict[str, Any] = {"aging": None, "fair": False, "paused": False, "rate": []}
-    return {name: value for name, value in found.items() if default.get(name, ...) != value}
+    found: dict[str, Any] = {"concurrency": _number(config.concurrency)}
+    if config.aging != math.inf:
+        found["aging"] = config.aging
+    found.update({flag: True for flag in ("fair", "paused") if getattr(config, flag)})
+    rates = _from_rates(config.rate)
+    return {**found, "rate": rates} if rates else found
 
 
 def _from_rates(rates: RateLimit | Sequence[RateLimit]) -> list[dict[str, Any]]:
-    return [attrs.asdict(rate) for rate in each_rate(rates)]
-
-
-def each_rate(rates: RateLimit | Sequence[RateLimit]) -> Sequence[RateLimit]:
-    """Return the rate limits of a `LaneConfig` or a `LaneGroup` as a sequence."""
-    return [rates] if isinstance(rates, RateLimit) else rates
+    return [attrs.asdict(rate) for rate in rate_limits(rates)]
 
 
 def _number(value: float) -> float | None:
@@ -213,81 +195,70 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
       OSError: if it cannot be read.
     """
     with open(path, "rb") as file:
-        lines = _Lines(os.fspath(path), iter(lambda: file.readline(_MAX_LINE_LENGTH + 1), b""))
-        head = lines.next()
-        if head.get("format") != FORMAT:
-            raise RecordingError(f"{lines.path}: this is no recording of trio-lanes")
-        version = head.get("version")
-        if version != VERSION:
-            raise RecordingError(
-                f"{lines.path}: the recording has version {version!r}, and this trio-lanes reads "
-                f"version {VERSION}: update trio-lanes, or record anew"
-            )
-        with lines.checked():
-            changes = _count(head["changes"])
-            jobs = _count(head["jobs"])
-            recording = Recording(
-                seconds=_seconds(head["seconds"]),
-                lanes={_text(name): _config(each) for name, each in head["lanes"].items()},
-                sessions={int(key): _config(each) for key, each in head["sessions"].items()},
-                groups={_text(name): _group(each) for name, each in head["groups"].items()},
-                left_out=_count(head["left_out"]),
-            )
-        found_changes = [lines.made(_change) for _ in range(changes)]
-        found_jobs = [lines.made(partial(_run, recording.lanes)) for _ in range(jobs)]
-        lines.end()
-    return attrs.evolve(recording, changes=tuple(found_changes), jobs=tuple(found_jobs))
+        lines = _Lines(file)
+        try:
+            return _read(lines)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"there is no {error}" if isinstance(error, KeyError) else error
+            raise RecordingError(f"{os.fspath(path)}, line {lines.number}: {why}") from error
 
 
 @final
 class _Lines:
-    """The lines of a file, each a JSON object, and their errors."""
+    """The lines of a file, each a JSON object."""
 
-    def __init__(self, path: str, lines: Iterator[bytes]) -> None:
-        self.path: Final = path
-        self._lines: Final = lines
-        self._number = 0
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: Final = file
+        self.number = 0
+        """The number of the last line that was read."""
 
     def next(self) -> dict[str, Any]:
         """Return the next object."""
-        self._number += 1
-        line = next(self._lines, b"")
+        self.number += 1
+        line = self._file.readline(_MAX_LINE_LENGTH + 1)
         if not line:
-            raise self._damaged("the file ends here; it was cut off")
+            raise ValueError("the file ends here; it was cut off")
         if len(line) > _MAX_LINE_LENGTH:
-            raise self._damaged(f"the line has more than {_MAX_LINE_LENGTH} bytes")
+            raise ValueError(f"the line has more than {_MAX_LINE_LENGTH} bytes")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
-            raise self._damaged("this is not JSON") from None
+            raise ValueError("this is not JSON") from None
         if not isinstance(found, dict):
-            raise self._damaged("this is no object")
+            raise ValueError("this is no object")
         return found
-
-    def made(self, make: Callable[[dict[str, Any]], Any]) -> Any:
-        """Return what ``make`` makes of the next object."""
-        line = self.next()
-        with self.checked():
-            return make(line)
-
-    @contextmanager
-    def checked(self) -> Iterator[None]:
-        """Turn the error of a wrong value into a `RecordingError`."""
-        try:
-            yield
-        except KeyError as error:
-            raise self._damaged(f"there is no {error}") from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise self._damaged(str(error)) from error
 
     def end(self) -> None:
         """Refuse what comes after the last line."""
-        self._number += 1
-        if next(self._lines, b""):
-            raise self._damaged("there are more lines than the head says")
+        self.number += 1
+        if self._file.read(1):
+            raise ValueError("there are more lines than the head says")
 
-    def _damaged(self, what: str) -> RecordingError:
-        return RecordingError(f"{self.path}, line {self._number}: {what}")
+
+def _read(lines: _Lines) -> Recording:
+    head = lines.next()
+    if head.get("format") != FORMAT:
+        raise ValueError("this is no recording of trio-lanes")
+    if head.get("version") != VERSION:
+        raise ValueError(
+            f"the recording has version {head.get('version')!r}, and this trio-lanes reads version "
+            f"{VERSION}: update trio-lanes, or record anew"
+        )
+    changes, jobs = _count(head["changes"]), _count(head["jobs"])
+    recording = Recording(
+        seconds=_seconds(head["seconds"]),
+        lanes={name: _config(each) for name, each in head["lanes"].items()},
+        sessions={int(key): _config(each) for key, each in head["sessions"].items()},
+        groups={name: _group(each) for name, each in head["groups"].items()},
+        left_out=_count(head["left_out"]),
+    )
+    recording = attrs.evolve(
+        recording,
+        changes=tuple(_change(lines.next()) for _ in range(changes)),
+        jobs=tuple(_run(recording.lanes, lines.next()) for _ in range(jobs)),
+    )
+    lines.end()
+    return recording
 
 
 def _config(line: Mapping[str, Any]) -> LaneConfig:
@@ -310,18 +281,16 @@ def _group(line: Mapping[str, Any]) -> LaneGroup:
 
 
 def _change(line: Mapping[str, Any]) -> LimitChange:
-    config = line.get("config")
     return LimitChange(
         at=_seconds(line["at"]),
         lane=_text(line["lane"]),
-        config=None if config is None else _config(config),
+        config=_config(line["config"]) if "config" in line else None,
         paused=_flag(line.get("paused", False)),
     )
 
 
 def _run(lanes: Mapping[str, LaneConfig], line: Mapping[str, Any]) -> RecordedRun:
-    checked = {name: _FIELD_CHECKS[name](value) for name, value in line.items()}
-    run = RecordedRun(**checked)
+    run = RecordedRun(**{name: _FIELD_CHECKS[name](value) for name, value in line.items()})
     times = [run.submitted, run.waited_from, run.started, run.finished]
     known = [time for time in times if time is not None]
     if known != sorted(known):
@@ -338,42 +307,29 @@ def _or_infinity(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
-        raise ValueError(f"{value!r} is no number of seconds")
-    return value
+def _checks(
+    wrong: str, *types: type, within: Callable[[Any], bool] = lambda value: True
+) -> Callable[[Any], Any]:
+    """Return the function that refuses all but ``types``, not subclasses, and returns the value."""
+
+    def check(value: Any) -> Any:
+        if type(value) not in types or not within(value):
+            raise ValueError(f"{value!r} is {wrong}")
+        return value
+
+    return check
 
 
-def _count(value: Any) -> int:
-    if _whole(value) < 0:
-        raise ValueError(f"{value!r} is no number of things")
-    return int(value)
+_text = _checks("no text", str)
+_flag = _checks("neither true nor false", bool)
+_whole = _checks("no whole number", int)
+_whole_or_none = _checks("no whole number", int, NoneType)
+_count = _checks("no number of things", int, within=lambda value: value >= 0)
+_seconds = _checks("no number of seconds", int, float, within=lambda value: 0 <= value < 1e12)
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is no whole number")
-    return value
-
-
-def _perhaps(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else check(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _cost(value: Any) -> Mapping[str, float]:
-    return {_text(unit): _seconds(amount) for unit, amount in value.items()}
+def _seconds_or_none(value: Any) -> Any:
+    return None if value is None else _seconds(value)
 
 
 def _steps(value: Any) -> tuple[Step, ...]:
@@ -384,19 +340,13 @@ def _steps(value: Any) -> tuple[Step, ...]:
 
 
 _FIELD_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "id": _whole,
-    "name": _text,
-    "lane": _text,
-    "label": _text,
-    "session": _perhaps(_whole),
-    "owner": _perhaps(_whole),
-    "parent": _perhaps(_whole),
-    "priority": _whole,
-    "cost": _cost,
-    "submitted": _seconds,
-    "waited_from": _seconds,
-    "started": _perhaps(_seconds),
-    "finished": _perhaps(_seconds),
+    **dict.fromkeys(("name", "lane", "label"), _text),
+    **dict.fromkeys(("id", "priority"), _whole),
+    **dict.fromkeys(("session", "owner", "parent"), _whole_or_none),
+    **dict.fromkeys(("submitted", "waited_from"), _seconds),
+    **dict.fromkeys(("started", "finished"), _seconds_or_none),
+    "cost": lambda value: {unit: _seconds(amount) for unit, amount in value.items()},
     "state": lambda value: JobState(value).value,
     "steps": _steps,
 }
+"""{field of a run: what checks it}"""
