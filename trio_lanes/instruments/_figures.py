@@ -33,15 +33,17 @@ class Figure(NamedTuple):
     name: str
     kind: Literal["level", "count", "seconds"]
     says: str
-    by_outcome: bool = False
+    labels: tuple[str, ...] = ("lane",)
 
 
 JOBS_WAITING: Final = Figure("jobs.waiting", "level", "Jobs that have not started.")
 JOBS_RUNNING: Final = Figure("jobs.running", "level", "Running jobs.")
 SUBMITTED: Final = Figure("jobs.submitted", "count", "Jobs that were submitted.")
-FINISHED: Final = Figure("jobs.finished", "count", "Jobs that have settled.", by_outcome=True)
+FINISHED: Final = Figure("jobs.finished", "count", "Jobs that have settled.", ("lane", "outcome"))
 WAIT: Final = Figure("job.wait", "seconds", "How long jobs waited for their start.")
-WAIT_BY_CAUSE: Final = Figure("job.wait.cause", "seconds", "What jobs waited for, by cause.")
+WAIT_BY_CAUSE: Final = Figure(
+    "job.wait.cause", "seconds", "What jobs waited for, by cause.", ("lane", "cause")
+)
 RUN: Final = Figure("job.run", "seconds", "How long jobs ran until they settled.")
 WAITING_LONG: Final = Figure("jobs.waiting_long", "count", "Jobs that waited beyond warn_after.")
 OVERDUE: Final = Figure("jobs.overdue", "count", "Bodies that outlived their cancellation.")
@@ -52,7 +54,7 @@ RATE_LIMITED: Final = Figure(
 )
 
 BODIES_OVERDUE: Final = Figure("bodies.overdue", "level", "Bodies that are overdue now.")
-PROBLEMS: Final = Figure("problems", "level", "What `Lanes.health` finds wrong now.")
+PROBLEMS: Final = Figure("problems", "level", "What `Lanes.health` finds wrong now.", ("kind",))
 
 FIGURES: Final = (
     JOBS_WAITING,
@@ -68,6 +70,7 @@ FIGURES: Final = (
     PAUSED,
     RATE_LIMITED,
 )
+"""What hooks report."""
 
 _CANCELLED_BY: Final = (
     (LaneClearedError, "cleared"),
@@ -108,11 +111,8 @@ class RareFigures(LaneInstrument):
     """The hooks that count what few jobs meet. A subclass reports the figures by `_tell`."""
 
     @abstractmethod
-    def _tell(self, figure: Figure, amount: float, lane: str, label: str | None = None) -> None:
-        """Report that ``figure`` of ``lane`` changed by ``amount``, or record a duration.
-
-        ``label`` is the outcome of a job, or the cause of a wait.
-        """
+    def _tell(self, figure: Figure, amount: float, *labels: str) -> None:
+        """Report that ``figure`` with these labels changed by ``amount``, or record a duration."""
 
     def job_waiting_long(self, job: Job[Any], waited: float) -> None:
         self._tell(WAITING_LONG, 1, job.lane_label)
@@ -128,44 +128,3 @@ class RareFigures(LaneInstrument):
 
     def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
         self._tell(RATE_LIMITED, 1, lane_label(lane))
-
-
-class LaneFigures(RareFigures):
-    """The hooks that compute all figures."""
-
-    def __init__(self) -> None:
-        # The label at submission, kept until the job has settled: the label of a lane changes if
-        # the lane gets a configuration of its own, but the level that a job has raised must fall
-        # again under the same label.
-        self._labels: Final[dict[Job[Any], str]] = {}
-
-    def job_submitted(self, job: Job[Any]) -> None:
-        lane = self._label(job)
-        self._tell(SUBMITTED, 1, lane)
-        self._tell(JOBS_WAITING, 1, lane)
-
-    def job_started(self, job: Job[Any]) -> None:
-        lane = self._label(job)
-        assert job.started_at is not None
-        assert job.waiting_since is not None
-        self._tell(JOBS_WAITING, -1, lane)
-        self._tell(JOBS_RUNNING, 1, lane)
-        self._tell(WAIT, job.started_at - job.waiting_since, lane)
-        for cause, seconds in job.waits.items():
-            self._tell(WAIT_BY_CAUSE, seconds, lane, cause)
-
-    def job_finished(self, job: Job[Any]) -> None:
-        lane = self._label(job)
-        if job.started_at is None:
-            self._tell(JOBS_WAITING, -1, lane)
-        else:
-            assert job.finished_at is not None
-            self._tell(JOBS_RUNNING, -1, lane)
-            self._tell(RUN, job.finished_at - job.started_at, lane)
-        self._tell(FINISHED, 1, lane, outcome_label(job))
-
-    def _label(self, job: Job[Any]) -> str:
-        lane = self._labels.pop(job, None) or job.lane_label
-        if not job.done:  # an earlier instrument may have settled it before this hook
-            self._labels[job] = lane
-        return lane

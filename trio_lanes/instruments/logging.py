@@ -38,6 +38,8 @@ from trio_lanes import Job, Lane, LaneInstrument, SessionLane
 
 from ._figures import error_of, lane_label
 
+_WARNINGS: Final = {"job_waiting_long", "job_overdue", "lane_reset"}  # events
+
 
 @final
 class LoggingInstrument(LaneInstrument):
@@ -72,21 +74,20 @@ class LoggingInstrument(LaneInstrument):
             raise TypeError(f"level must be a number such as logging.INFO, not {level!r}")
         self._logger: Final = logger
         self._level: Final = level
-        self._warning: Final = max(level, logging.WARNING)
         self._session_keys: Final = session_keys
 
     def job_submitted(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
-        self._job(self._level, "job_submitted", job, "was submitted")
+        self._log("job_submitted", job, "was submitted")
 
     def job_forwarded(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
-        self._job(self._level, "job_forwarded", job, "was forwarded by its session")
+        self._log("job_forwarded", job, "was forwarded by its session")
 
     def job_started(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         waited = _seconds(job.submitted_at, job.started_at)
-        self._job(self._level, "job_started", job, "started after %.3f s", waited, waited=waited)
+        self._log("job_started", job, "started after %.3f s", waited, waited=waited)
 
     def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
@@ -103,98 +104,83 @@ class LoggingInstrument(LaneInstrument):
         if error is not None:
             text += " by %s"
             args.append(error)
-        self._job(self._level, "job_finished", job, text, *args, error=error, **took)
+        self._log("job_finished", job, text, *args, error=error, **took)
 
     def job_waiting_long(self, job: Job[Any], waited: float) -> None:
         """A hook; see `LaneInstrument`."""
         text = "has waited for %.3f s"
-        self._job(self._warning, "job_waiting_long", job, text, waited, waited=waited)
+        self._log("job_waiting_long", job, text, waited, waited=waited)
 
     def job_overdue(self, job: Job[Any], since: float) -> None:
         """A hook; see `LaneInstrument`."""
         text = "still runs %.3f s after it was asked to stop"
-        self._job(self._warning, "job_overdue", job, text, since, since=since)
+        self._log("job_overdue", job, text, since, since=since)
 
     def lane_idle(self, lane: Lane | SessionLane) -> None:
         """A hook; see `LaneInstrument`."""
-        self._lane(self._level, "lane_idle", lane, "is idle")
+        self._log("lane_idle", lane, "is idle")
 
     def lane_empty(self, lane: Lane | SessionLane) -> None:
         """A hook; see `LaneInstrument`."""
-        self._lane(self._level, "lane_empty", lane, "has no waiting jobs")
+        self._log("lane_empty", lane, "has no waiting jobs")
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
         """A hook; see `LaneInstrument`."""
-        self._lane(self._level, "lane_paused", lane, "was paused")
+        self._log("lane_paused", lane, "was paused")
 
     def lane_resumed(self, lane: Lane | SessionLane) -> None:
         """A hook; see `LaneInstrument`."""
-        self._lane(self._level, "lane_resumed", lane, "was resumed")
+        self._log("lane_resumed", lane, "was resumed")
 
     def lane_cleared(self, lane: Lane | SessionLane, count: int, reason: str | None) -> None:
         """A hook; see `LaneInstrument`."""
         text = "was cleared of %d jobs"
-        self._lane(self._level, "lane_cleared", lane, text, count, count=count, reason=reason)
+        self._log("lane_cleared", lane, text, count, count=count, reason=reason)
 
     def lane_reset(self, lane: Lane | SessionLane, abandoned: int) -> None:
         """A hook; see `LaneInstrument`."""
         text = "was reset; %d running jobs were abandoned"
-        self._lane(self._warning, "lane_reset", lane, text, abandoned, abandoned=abandoned)
+        self._log("lane_reset", lane, text, abandoned, abandoned=abandoned)
 
     def lane_rate_limited(self, lane: Lane | SessionLane, until: float) -> None:
         """A hook; see `LaneInstrument`."""
         text = "waits for a rate limit until %.3f"
-        self._lane(self._level, "lane_rate_limited", lane, text, until, until=until)
+        self._log("lane_rate_limited", lane, text, until, until=until)
 
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
         """A hook; see `LaneInstrument`."""
         fields = {"event": "lanes_closing", "reason": reason, "retry_after": retry_after}
         self._logger.log(self._level, "the lanes are closed (%s)", reason, extra=fields)
 
-    def _job(
-        self, level: int, event: str, job: Job[Any], text: str, *args: object, **fields: object
-    ) -> None:
-        if self._logger.isEnabledFor(level):
-            lane = job.lane_label
-            whose = self._whose(level, job.session)
-            self._logger.log(
-                level,
-                "job %d %r%s in lane %r " + text,
-                job.id,
-                job.name,
-                whose,
-                lane,
-                *args,
-                extra={
-                    "event": event,
-                    "lane": lane,
-                    "job_id": job.id,
-                    "job_name": job.name,
-                    "priority": job.priority,
-                    "state": job.state.value,
-                    **fields,
-                },
-            )
-
-    def _lane(
+    def _log(
         self,
-        level: int,
         event: str,
-        lane: Lane | SessionLane,
+        of: Job[Any] | Lane | SessionLane,
         text: str,
         *args: object,
         **fields: object,
     ) -> None:
-        if self._logger.isEnabledFor(level):
-            label = lane_label(lane)
-            whose = self._whose(level, lane.key if isinstance(lane, SessionLane) else None)
-            extra = {"event": event, "lane": label, **fields}
-            self._logger.log(level, "lane %r%s " + text, label, whose, *args, extra=extra)
-
-    def _whose(self, level: int, session: str | None) -> str:
-        if session is None or not self._session_keys or level > logging.DEBUG:
-            return ""
-        return f" of session {session!r}"
+        level = max(self._level, logging.WARNING) if event in _WARNINGS else self._level
+        if not self._logger.isEnabledFor(level):
+            return
+        key = of.key if isinstance(of, SessionLane) else getattr(of, "session", None)
+        named = key is not None and self._session_keys and level <= logging.DEBUG
+        whose = f" of session {key!r}" if named else ""
+        if isinstance(of, Job):
+            lane, who = of.lane_label, "job %d %r%s in lane %r "
+            args = (of.id, of.name, whose, lane, *args)
+            fields = {
+                "job_id": of.id,
+                "job_name": of.name,
+                "priority": of.priority,
+                "state": of.state.value,
+                **fields,
+            }
+        else:
+            lane, who = lane_label(of), "lane %r%s "
+            args = (lane, whose, *args)
+        extra = {"event": event, "lane": lane, **fields}
+        self._logger.log(level, who + text, *args, extra=extra)
 
 
 def _seconds(since: float | None, until: float | None) -> float:

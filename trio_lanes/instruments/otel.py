@@ -53,21 +53,31 @@ from trio_lanes import Job, JobState
 from trio_lanes.durable import DurableRun
 
 from .._config.extras import needs_extra
-from ._figures import FIGURES, WAIT_BY_CAUSE, Figure, LaneFigures, error_of, outcome_label
+from ._figures import (
+    FIGURES,
+    FINISHED,
+    JOBS_RUNNING,
+    JOBS_WAITING,
+    RUN,
+    SUBMITTED,
+    WAIT,
+    WAIT_BY_CAUSE,
+    Figure,
+    RareFigures,
+    error_of,
+    outcome_label,
+)
 
 with needs_extra(__name__, "otel"):
     from opentelemetry import context, metrics, trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 _NAME: Final = "trio_lanes"
-_LANE: Final = "trio_lanes.lane"
-_CAUSE: Final = "trio_lanes.cause"
-_OUTCOME: Final = "trio_lanes.outcome"
 _W3C: Final = TraceContextTextMapPropagator()
 
 
 @final
-class OpenTelemetryInstrument(LaneFigures):
+class OpenTelemetryInstrument(RareFigures):
     """An instrument that reports spans and metrics.
 
     One object may be an instrument of several `open_lanes`; it adds up their figures. It does not
@@ -86,18 +96,25 @@ class OpenTelemetryInstrument(LaneFigures):
         *,
         session_keys: bool = False,
     ) -> None:
-        super().__init__()
         self._tracer: Final = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
         self._told: Final = {figure: _measure(meter, figure) for figure in FIGURES}
         self._session_keys: Final = session_keys
         self._spans: Final[dict[Job[Any], trace.Span]] = {}  # of the running jobs
+        # The label at submission, kept until the job has settled: the label of a lane changes if
+        # the lane gets a configuration of its own, but the level that a job has raised must fall
+        # again under the same label.
+        self._labels: Final[dict[Job[Any], str]] = {}
 
-    def _tell(self, figure: Figure, amount: float, lane: str, label: str | None = None) -> None:
-        attributes = {_LANE: lane}
-        if label is not None:
-            attributes[_CAUSE if figure is WAIT_BY_CAUSE else _OUTCOME] = label
-        self._told[figure](amount, attributes)
+    def _tell(self, figure: Figure, amount: float, *labels: str) -> None:
+        names = [f"{_NAME}.{label}" for label in figure.labels]
+        self._told[figure](amount, dict(zip(names, labels, strict=True)))
+
+    def _label(self, job: Job[Any]) -> str:
+        lane = self._labels.pop(job, None) or job.lane_label
+        if not job.done:  # an earlier instrument may have settled it before this hook
+            self._labels[job] = lane
+        return lane
 
     def job_headers(self) -> Mapping[str, str]:
         """Return the context of the current span, for a durable job that is being submitted."""
@@ -105,18 +122,29 @@ class OpenTelemetryInstrument(LaneFigures):
         _W3C.inject(headers)
         return headers
 
+    def job_submitted(self, job: Job[Any]) -> None:
+        """A hook; see `LaneInstrument`."""
+        lane = self._label(job)
+        self._tell(SUBMITTED, 1, lane)
+        self._tell(JOBS_WAITING, 1, lane)
+
     def job_started(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
-        super().job_started(job)
-        if job.done:  # another instrument has reset it
-            return
         assert job.started_at is not None
         assert job.waiting_since is not None
+        lane, waited = self._label(job), job.started_at - job.waiting_since
+        self._tell(JOBS_WAITING, -1, lane)
+        self._tell(JOBS_RUNNING, 1, lane)
+        self._tell(WAIT, waited, lane)
+        for cause, seconds in job.waits.items():
+            self._tell(WAIT_BY_CAUSE, seconds, lane, cause)
+        if job.done:  # another instrument has reset it
+            return
         attributes: dict[str, str | int | float] = {
-            _LANE: job.lane_label,
+            "trio_lanes.lane": job.lane_label,
             "trio_lanes.job.id": job.id,
             "trio_lanes.job.priority": job.priority,
-            "trio_lanes.job.wait": job.started_at - job.waiting_since,
+            "trio_lanes.job.wait": waited,
         }
         for cause, seconds in job.waits.items():
             attributes[f"trio_lanes.job.wait.{cause}"] = seconds
@@ -147,11 +175,18 @@ class OpenTelemetryInstrument(LaneFigures):
 
     def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
-        super().job_finished(job)
+        lane = self._label(job)
+        if job.started_at is None:
+            self._tell(JOBS_WAITING, -1, lane)
+        else:
+            assert job.finished_at is not None
+            self._tell(JOBS_RUNNING, -1, lane)
+            self._tell(RUN, job.finished_at - job.started_at, lane)
+        self._tell(FINISHED, 1, lane, outcome_label(job))
         span = self._spans.pop(job, None)
         if span is None:
             return
-        span.set_attribute(_OUTCOME, outcome_label(job))
+        span.set_attribute("trio_lanes.outcome", outcome_label(job))
         error = error_of(job)
         if job.state is JobState.FAILED and error is not None:
             span.record_exception(error)

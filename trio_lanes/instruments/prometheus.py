@@ -43,7 +43,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, final
 from weakref import ref
 
@@ -54,20 +55,16 @@ from trio_lanes import Job, JobState, Lanes, context_free
 
 from .._config.extras import needs_extra
 from ._figures import (
-    ABANDONED,
     BODIES_OVERDUE,
+    FIGURES,
     FINISHED,
     JOBS_RUNNING,
     JOBS_WAITING,
-    OVERDUE,
-    PAUSED,
     PROBLEMS,
-    RATE_LIMITED,
     RUN,
     SUBMITTED,
     WAIT,
     WAIT_BY_CAUSE,
-    WAITING_LONG,
     Figure,
     RareFigures,
     outcome_label,
@@ -86,6 +83,12 @@ with needs_extra(__name__, "prometheus"):
 
 _SUCCEEDED: Final = JobState.SUCCEEDED  # looking it up in the class is dear
 _BUCKETS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_SCRAPED: Final = (*FIGURES, BODIES_OVERDUE, PROBLEMS)
+_FAMILIES: Final[Mapping[str, Any]] = {
+    "level": GaugeMetricFamily,
+    "count": CounterMetricFamily,
+    "seconds": HistogramMetricFamily,
+}
 
 
 @final
@@ -117,18 +120,11 @@ class PrometheusInstrument(RareFigures):
             raise ValueError(f"buckets must ascend, got {buckets!r}")
         if bounds[-1] != math.inf:
             bounds.append(math.inf)
-        self._by_label: Final[dict[str, _Figures]] = {}
-        self._lanes: Final[list[_Watched]] = []  # those that are open, and some that were
+        metrics = _Metrics(bounds, namespace)
         self._bounds: Final = bounds
-        registry.register(_Scrape(self._of, self._by_label, self._lanes, bounds, namespace))
-
-    def _of(self, label: str) -> _Figures:
-        found = self._by_label.get(label)
-        if found is None:
-            found = self._by_label[label] = _Figures(
-                [0] * len(self._bounds), [0] * len(self._bounds)
-            )
-        return found
+        self._lanes: Final = metrics.lanes
+        self._by_label: Final = metrics.by_label
+        registry.register(metrics)
 
     def lanes_opened(self, lanes: Lanes) -> None:
         """A hook; see `LaneInstrument`."""
@@ -139,10 +135,7 @@ class PrometheusInstrument(RareFigures):
     def job_finished(self, job: Job[Any]) -> None:
         """A hook; see `LaneInstrument`."""
         # The only code that each job pays for: it is written for few instructions.
-        try:
-            figures = self._by_label[job.lane_label]
-        except KeyError:
-            figures = self._of(job.lane_label)
+        figures = self._by_label[job.lane_label]
         started = job.started_at
         if started is not None:
             bounds = self._bounds
@@ -161,8 +154,9 @@ class PrometheusInstrument(RareFigures):
         else:
             figures.otherwise[outcome_label(job)] += 1
 
-    def _tell(self, figure: Figure, amount: float, lane: str, label: str | None = None) -> None:
-        self._of(lane).events[figure] += int(amount)
+    def _tell(self, figure: Figure, amount: float, *labels: str) -> None:
+        (lane,) = labels
+        self._by_label[lane].events[figure] += int(amount)
 
 
 @final
@@ -192,14 +186,6 @@ class _Figures:
         return succeeded | dict(self.otherwise)
 
 
-def _summed(known: Iterable[str], amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the sums of ``amounts``, and 0 for what is ``known`` and has none."""
-    sums = dict.fromkeys(known, 0)
-    for name, amount in amounts:
-        sums[name] = sums.get(name, 0) + amount
-    return sums
-
-
 @final
 @attrs.define(eq=False)
 class _Watched:
@@ -207,15 +193,17 @@ class _Watched:
 
     lanes: ref[Lanes]
     token: trio.lowlevel.TrioToken
-    overdue: dict[str, int] = attrs.field(factory=dict)  # bodies, by label
-    problems: dict[str, int] = attrs.field(factory=dict)  # by kind; 0: there was one
+    seen: Counter[tuple[Figure, str]] = attrs.field(factory=Counter)
+    """{(figure, label): number}; 0: there was one."""
 
     def look(self) -> None:
+        found = Counter(dict.fromkeys(self.seen, 0))
         lanes = self.lanes()
         if lanes is not None:
-            each = [(lane.label, lane.statistics().overdue) for lane in lanes.lanes()]
-            self.overdue = _summed(self.overdue, each)
-            self.problems = _summed(self.problems, [(one.kind, 1) for one in lanes.health()])
+            for lane in lanes.lanes():
+                found[BODIES_OVERDUE, lane.label] += lane.statistics().overdue
+            found.update((PROBLEMS, one.kind) for one in lanes.health())
+        self.seen = found
 
     def look_if_here(self) -> None:
         """Look, at once in that thread, and else as soon as it can."""
@@ -225,120 +213,69 @@ class _Watched:
             try:
                 self.token.run_sync_soon(self.look, idempotent=True)
             except trio.RunFinishedError:
-                self.overdue, self.problems = _summed(self.overdue, []), _summed(self.problems, [])
+                self.seen = Counter(dict.fromkeys(self.seen, 0))
 
 
 @final
-class _Scrape(Collector):
-    """Makes the metrics when they are scraped, maybe in another thread."""
+class _Metrics(Collector):
+    """Keeps the figures, and makes metrics of them when they are scraped, maybe in a thread."""
 
-    def __init__(
-        self,
-        of: Callable[[str], _Figures],
-        by_label: dict[str, _Figures],
-        lanes: list[_Watched],
-        bounds: list[float],
-        namespace: str,
-    ) -> None:
-        self._of: Final = of
-        self._by_label: Final = by_label
-        self._lanes: Final = lanes
+    def __init__(self, bounds: Sequence[float], namespace: str) -> None:
         self._bounds: Final = [str(floatToGoString(bound)) for bound in bounds]  # type: ignore[no-untyped-call]
         self._namespace: Final = namespace
+        self.lanes: Final[list[_Watched]] = []  # those that are open, and some that were
+        self.by_label: Final = defaultdict[str, _Figures](
+            lambda: _Figures([0] * len(bounds), [0] * len(bounds))
+        )
 
     def describe(self) -> Iterable[Metric]:
-        return self._metrics([], {})
+        return [self._family(figure) for figure in _SCRAPED]
 
     def collect(self) -> Iterable[Metric]:
         # What is counted is read before the levels: a job that settles in between is then missing
         # in the number of submitted jobs until the next scrape, and never counted twice.
-        settled = {label: sum(f.by_outcome.values()) for label, f in [*self._by_label.items()]}
-        levels: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for watched in [*self._lanes]:
+        settled = {label: sum(f.by_outcome.values()) for label, f in [*self.by_label.items()]}
+        waiting, running = Counter[str](), Counter[str]()
+        seen = Counter[tuple[Figure, str]]()
+        for watched in [*self.lanes]:
             watched.look_if_here()
+            seen.update(watched.seen)
             lanes = watched.lanes()
             for lane in () if lanes is None else lanes.lanes():
-                level = levels[lane.label]
-                level[0] += lane.waiting
-                level[1] += lane.active
-        for label, level in levels.items():
-            figures = self._of(label)
-            figures.submitted = max(figures.submitted, settled.get(label, 0) + sum(level))
-        for label in settled.keys() - levels.keys():
-            figures = self._of(label)
-            figures.submitted = max(figures.submitted, settled[label])
-        return self._metrics([*self._by_label.items()], levels)
-
-    def _metrics(
-        self, each: list[tuple[str, _Figures]], levels: Mapping[str, list[int]]
-    ) -> Iterable[Metric]:
-        waiting, running = self._gauge(JOBS_WAITING), self._gauge(JOBS_RUNNING)
-        submitted, finished = self._counter(SUBMITTED), self._counter(FINISHED, "outcome")
-        wait, run = self._histogram(WAIT), self._histogram(RUN)
-        by_cause = self._histogram(WAIT_BY_CAUSE, "cause")
-        events = {
-            figure: self._counter(figure)
-            for figure in (WAITING_LONG, OVERDUE, ABANDONED, PAUSED, RATE_LIMITED)
-        }
-        for label, figures in each:
+                waiting[lane.label] += lane.waiting
+                running[lane.label] += lane.active
+        for label in dict.fromkeys((*settled, *waiting)):
+            figures = self.by_label[label]
+            submitted = settled.get(label, 0) + waiting[label] + running[label]
+            figures.submitted = max(figures.submitted, submitted)
+        metrics = {figure: self._family(figure) for figure in _SCRAPED}
+        for label, figures in [*self.by_label.items()]:
             if figures.submitted:
-                waits, runs = levels.get(label, (0, 0))
-                waiting.add_metric([label], waits)
-                running.add_metric([label], runs)
-                submitted.add_metric([label], figures.submitted)
+                metrics[JOBS_WAITING].add_metric([label], waiting[label])
+                metrics[JOBS_RUNNING].add_metric([label], running[label])
+                metrics[SUBMITTED].add_metric([label], figures.submitted)
             for outcome, count in sorted(figures.by_outcome.items()):
-                finished.add_metric([label, outcome], count)
+                metrics[FINISHED].add_metric([label, outcome], count)
             for figure, count in dict(figures.events).items():
-                events[figure].add_metric([label], count)
+                metrics[figure].add_metric([label], count)
             for cause, spent in [*figures.spent.items()]:
-                buckets = self._cumulated([*figures.causes[cause]])
-                by_cause.add_metric([label, cause], buckets, spent)
-            for metric, counts, total in (
-                (wait, [*figures.waits], figures.waited),
-                (run, [*figures.runs], figures.ran),
+                buckets = self._cumulated(figures.causes[cause])
+                metrics[WAIT_BY_CAUSE].add_metric([label, cause], buckets, spent)
+            for figure, counts, total in (
+                (WAIT, figures.waits, figures.waited),
+                (RUN, figures.runs, figures.ran),
             ):
                 if any(counts):
-                    metric.add_metric([label], self._cumulated(counts), total)
-        watched = [*self._lanes]
-        overdue = self._gauge(BODIES_OVERDUE)
-        amounts = [amount for one in watched for amount in one.overdue.items()]
-        for label, count in _summed((), amounts).items():
-            overdue.add_metric([label], count)
-        name = self._named(PROBLEMS)
-        problems = GaugeMetricFamily(name, PROBLEMS.says, labels=["kind"])
-        amounts = [amount for one in watched for amount in one.problems.items()]
-        for kind, count in _summed((), amounts).items():
-            problems.add_metric([kind], count)
-        return [
-            waiting,
-            running,
-            submitted,
-            finished,
-            wait,
-            by_cause,
-            run,
-            *events.values(),
-            overdue,
-            problems,
-        ]
+                    metrics[figure].add_metric([label], self._cumulated(counts), total)
+        for (figure, label), number in seen.items():
+            metrics[figure].add_metric([label], number)
+        return metrics.values()
 
-    def _cumulated(self, counts: list[int]) -> list[tuple[str, float]]:
-        below = 0
-        found: list[tuple[str, float]] = []
-        for bound, count in zip(self._bounds, counts, strict=True):
-            below += count
-            found.append((bound, below))
-        return found
+    def _cumulated(self, counts: Sequence[int]) -> list[tuple[str, int]]:
+        return [*zip(self._bounds, accumulate(counts), strict=True)]
 
-    def _named(self, figure: Figure) -> str:
-        return f"{self._namespace}_{figure.name.replace('.', '_')}"
-
-    def _gauge(self, figure: Figure) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._named(figure), figure.says, labels=["lane"])
-
-    def _counter(self, figure: Figure, *more: str) -> CounterMetricFamily:
-        return CounterMetricFamily(self._named(figure), figure.says, labels=["lane", *more])
-
-    def _histogram(self, figure: Figure, *more: str) -> HistogramMetricFamily:
-        name = f"{self._named(figure)}_seconds"
-        return HistogramMetricFamily(name, figure.says, labels=["lane", *more])
+    def _family(self, figure: Figure) -> Any:
+        name = f"{self._namespace}_{figure.name.replace('.', '_')}"
+        if figure.kind == "seconds":
+            name += "_seconds"
+        return _FAMILIES[figure.kind](name, figure.says, labels=figure.labels)
