@@ -66,7 +66,7 @@ class MapResults(Generic[T_co]):
 
     @enable_ki_protection
     async def __anext__(self) -> T_co:
-        entry = await self._window.take()
+        entry = await self._take()
         if entry is None:
             raise StopAsyncIteration
         try:
@@ -77,6 +77,9 @@ class MapResults(Generic[T_co]):
             raise RuntimeError("an item raised StopAsyncIteration") from error
         finally:
             del entry, self  # this frame is in the traceback of the error
+
+    async def _take(self) -> Job[T_co] | Exception | None:
+        return await self._window.take()
 
 
 @final
@@ -337,12 +340,13 @@ class Window(Generic[T_co]):
 
 @protected_context
 async def opened(
-    window: Window[T_co], items: AsyncIterator[Any] | None
+    results: MapResults[T_co], items: AsyncIterator[Any] | None
 ) -> AsyncIterator[MapResults[T_co]]:
     """The block of a `map`; ``items`` if they are to be read asynchronously."""
+    window = results._window
     if items is None:
         try:
-            yield MapResults._create(window)
+            yield results
         finally:
             await window.leave()
         await trio.lowlevel.checkpoint()
@@ -352,7 +356,7 @@ async def opened(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(window.read, items)
             try:
-                yield MapResults._create(window)
+                yield results
             except BaseException as error:
                 failure = error  # the nursery would wrap it
             await window.leave()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, Unpack, cast, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, Unpack, final
 
 import outcome
 import trio
@@ -23,7 +23,7 @@ from ._actors.job import AnyJob, UnretrievedError
 from ._actors.options import JobOptions, rare_options
 from ._actors.state import SUCCEEDED, WAITING
 from ._actors.wait import RoomRequest
-from ._config.check import refuse_like_trio, whole
+from ._config.check import whole
 from ._config.errors import LanesClosedError, QueueTimeoutError, UnknownLaneError
 from ._config.names import resolve_global_lane, session_key
 from ._flow.loop import Scheduler
@@ -73,7 +73,6 @@ class LanesPortal:
     _scheduler: Scheduler
     _submitter: Submitter
     _token: trio.lowlevel.TrioToken
-    _clock: trio.abc.Clock
     _thread: int  # of the lanes
     _submissions: dict[Future[Any], _ArrivedCall]  # the submissions that have not settled
 
@@ -85,8 +84,7 @@ class LanesPortal:
         portal = cls.__new__(cls)
         portal._scheduler = submitter._scheduler
         portal._submitter = submitter
-        portal._token = trio.lowlevel.current_trio_token()
-        portal._clock = trio.lowlevel.current_clock()
+        portal._token = submitter._scheduler.token
         portal._thread = threading.get_ident()
         portal._submissions = {}
         return portal
@@ -192,7 +190,7 @@ class LanesPortal:
         accepted: Future[None] | None = None,
     ) -> None:
         self._check(fn, options)
-        submission = _ArrivedCall(self, future, accepted, self._clock.current_time())
+        submission = _ArrivedCall(self, future, accepted, self._scheduler.current_time())
         try:
             self._token.run_sync_soon(self._enter, submission, copy_context(), fn, args, options)
         except trio.RunFinishedError:
@@ -202,9 +200,7 @@ class LanesPortal:
         """Make all checks that need no call in the lanes' own thread."""
         self._scheduler.check_process()
         if not callable(fn):
-            if trio.lowlevel.in_trio_run():
-                refuse_like_trio(fn)
-            trio.run(cast("Any", fn))  # it raises before it runs anything
+            self._submitter._refuse(fn)
         if not self._scheduler.closing.is_open:
             try:
                 self._token.run_sync_soon(self._count_refusal, idempotent=True)

@@ -47,6 +47,10 @@ class Submitter:
     _bound: dict[str, Any]  # the options that this view fills in
     _job_type: ClassVar[type[AnyJob]] = Job
     _refuse = staticmethod(refuse_like_trio)  # raises, for what is no function
+    _results_type: ClassVar[type[MapResults[Any]]] = MapResults
+    # What `run` and `submit` await, besides `_enter`: a door to another event loop has its own
+    _checkpoint_if_cancelled = staticmethod(trio.lowlevel.checkpoint_if_cancelled)
+    _run_for_caller = staticmethod(run_for_caller)
 
     def __init__(self) -> None:
         raise TypeError(f"only open_lanes makes a {type(self).__name__}")
@@ -72,18 +76,18 @@ class Submitter:
         """
         caller = _lender(self._scheduler) if options.get("yield_slot") else None
         job: Job[T] = self._make(fn, args, options, runs=True)
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._checkpoint_if_cancelled()
         entered = self._enters_at_once(job)
         if caller is None:
             if not entered:
                 await self._enter(job, runs=True)
-            await run_for_caller(self._scheduler, job)
+            await self._run_for_caller(self._scheduler, job)
         else:
             async with caller.yield_slot():
                 if not entered:
                     await self._enter(job, runs=True)
                 self._scheduler.check_accepted(job)
-                await run_for_caller(self._scheduler, job)
+                await self._run_for_caller(self._scheduler, job)
         try:
             return job._result()
         finally:
@@ -104,7 +108,7 @@ class Submitter:
           LaneDeadlockError: inside a job, if room would never come.
         """
         job: Job[T] = self._make(fn, args, options)
-        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._checkpoint_if_cancelled()
         await self._enter(job, runs=False)
         return job
 
@@ -237,7 +241,8 @@ class Submitter:
             max_outstanding=max_outstanding,
             lender=lender,
         )
-        return opened(window, aiter(items) if isinstance(items, AsyncIterable) else None)
+        results = self._results_type._create(window)
+        return opened(results, aiter(items) if isinstance(items, AsyncIterable) else None)
 
     def _make(
         self,

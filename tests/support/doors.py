@@ -253,8 +253,8 @@ IN_ASYNCIO: Final = types.SimpleNamespace(
     open_nursery=Nursery,
     Cancelled=asyncio.CancelledError,
     CapacityLimiter=trio.CapacityLimiter,  # an object of the library's configuration
-    BusyResourceError=trio.BusyResourceError,
-    ClosedResourceError=trio.ClosedResourceError,
+    BusyResourceError=RuntimeError,
+    ClosedResourceError=RuntimeError,
     TooSlowError=trio.TooSlowError,
     WouldBlock=trio.WouldBlock,
     lowlevel=types.SimpleNamespace(checkpoint=_checkpoint),

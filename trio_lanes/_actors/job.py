@@ -198,7 +198,7 @@ CORRECTED: Final = Charge({}, -math.inf)
 
 
 @final
-class _Callback:
+class Callback:
     """A `Waiter` that calls a function when the job has settled."""
 
     __slots__ = ("_call",)
@@ -437,7 +437,7 @@ class Job(Generic[T_co]):
           RuntimeError: in another thread.
         """
         sync("callback", callback)
-        self._keeper.add_waiter(self, _Callback(callback))
+        self._keeper.add_waiter(self, Callback(callback))
 
     @enable_ki_protection
     def cancel(self, reason: str | None = None) -> bool:

@@ -166,7 +166,8 @@ def refuse_like_trio(fn: object, returned: object = None) -> NoReturn:
     before it starts a task.
     """
     refused: Any = _Called(fn, returned) if callable(fn) else fn
-    trio.lowlevel.spawn_system_task(refused)
+    refuse = trio.lowlevel.spawn_system_task if trio.lowlevel.in_trio_run() else trio.run
+    refuse(refused)
     raise AssertionError(fn)  # pragma: no cover - for type checkers: Trio has raised
 
 

@@ -136,7 +136,6 @@ class Scheduler:
         "_tells",
         "_thread",
         "_to_do",
-        "_token",
         "_wait_warnings",
         "abandoned",
         "accounts",
@@ -156,6 +155,7 @@ class Scheduler:
         "serving",
         "sessions",
         "timers",
+        "token",
         "unretrieved",
         "view",
         "waits",
@@ -170,7 +170,7 @@ class Scheduler:
         # The only thread in which lanes may change; None in a forked child of its process
         self._thread: int | None = get_ident()
         _schedulers.add(self)
-        self._token: Final = trio.lowlevel.current_trio_token()
+        self.token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
         self.serving = False  # whether there is a batch
         self.broken: BaseException | None = None  # the error that broke an act off
@@ -297,7 +297,7 @@ class Scheduler:
         """
         if self.broken is None:
             self.broken = error
-        self._token.run_sync_soon(self._nursery.cancel_scope.cancel, idempotent=True)
+        self.token.run_sync_soon(self._nursery.cancel_scope.cancel, idempotent=True)
 
     def after_act(self, effect: Callable[..., object], *args: Any) -> None:
         """Call ``effect(*args)`` when the present act is complete; outside of a batch, at once."""
@@ -1049,11 +1049,8 @@ class Scheduler:
         target._waiters = target._waiters or {}
         target._waiters[waiter] = waiter
         if target.done:
-            if self.serving:  # in a callback: callbacks that add callbacks take no stack
-                self._token.run_sync_soon(self._wake, target)
-            else:
-                with self.batch():
-                    self._wake(target)
+            with self.batch():  # in a callback: callbacks that add callbacks take no stack
+                self.after_act(self._wake, target)
 
     def _wake(self, target: AnyJob) -> None:
         """Tell the waiters of ``target`` that it has started, or has settled."""

@@ -30,8 +30,8 @@ from .._flow.loop import Scheduler
 from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
-from ._bridge import cancel
-from ._guest import this_task
+from ._bridge import without
+from ._guest import own_turn
 
 _NOT_RETURNED: Final = object()
 
@@ -55,12 +55,10 @@ class AsyncioBodies:
 
     def _granted(self, job: AnyJob) -> None:
         """Run the body of ``job``, which has its slot."""
-        if type(job) is not self._kind:
-            self._granted_to_workers(job)
-        elif self.loop.get_task_factory() is None:
+        if type(job) is self._kind:
             AsyncioBody(self, job)
-        else:  # code of the application, which may begin the body: it comes between acts
-            self.scheduler.after_act(AsyncioBody, self, job)
+        else:
+            self._granted_to_workers(job)
 
     async def _keep(self) -> None:
         """Stand for the bodies in the lanes' nursery."""
@@ -69,6 +67,7 @@ class AsyncioBodies:
             if self.running:
                 await self._end.wait()
         except trio.Cancelled:
+            self.scheduler.stop(LANES_CANCELLED)
             for body in [*self.running]:
                 body.cancel(LANES_CANCELLED, with_lanes=True)
             if self.running:
@@ -80,22 +79,24 @@ class AsyncioBodies:
         """The task of ``body`` has ended."""
         task, job, scheduler = body.task, body.job, self.scheduler
         del self.running[body], scheduler.running[job]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            error = without(asyncio.CancelledError, shortened(error, __file__))
         leaves: BaseException | None = None
         if not body.has_begun and job._state is not RUNNING:
             pass  # it was reset before
         elif body.value is not _NOT_RETURNED:  # also if it cancelled its task itself
             scheduler.returned(job, body.value)
-        elif task.cancelled():
-            if not body.cancel_called:
-                job._let_failure_stay()
-                scheduler.raised(job, JobCancelledError("its task was cancelled"))
-            elif body.with_lanes:
-                error = JobCancelledError(LANES_CANCELLED)
-                scheduler.judge(job, Verdict(CANCELLED, error), error)
-            else:
-                leaves = scheduler.interrupted(job)
+        elif error is not None:
+            leaves = scheduler.raised(job, error)
+        elif not body.cancel_called:
+            job._let_failure_stay()
+            scheduler.raised(job, JobCancelledError("its task was cancelled"))
+        elif body.with_lanes:
+            cancelled = JobCancelledError(LANES_CANCELLED)
+            scheduler.judge(job, Verdict(CANCELLED, cancelled), cancelled)
         else:
-            leaves = scheduler.raised(job, shortened(_failure(task), __file__))
+            leaves = scheduler.interrupted(job)
         if leaves is not None:
             scheduler.spawn(partial(_leave, leaves))
         if not self.running and scheduler.closing.shut:
@@ -106,43 +107,30 @@ class AsyncioBodies:
 class AsyncioBody:
     """The body of one job: what runs it, and what ends it."""
 
-    __slots__ = (
-        "_bodies",
-        "_deadline",
-        "_timer",
-        "cancel_called",
-        "has_begun",
-        "job",
-        "task",
-        "value",
-        "with_lanes",
-    )
-
     def __init__(self, bodies: AsyncioBodies, job: AnyJob) -> None:
         scheduler, context = bodies.scheduler, job._context
         assert context is not None
         self._bodies: Final = bodies
         self.job: Final = job
-        self.cancel_called = False
+        self.value: Any = _NOT_RETURNED
         self.has_begun = False
+        self.cancel_called = False
         self.with_lanes = False  # whether it was cancelled with the lanes
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
         bodies.running[self] = None
         scheduler.running[job] = job
         context.run(enter_job, job)
-        self.value: Any = _NOT_RETURNED  # that it has returned
         job._scope = self
         if job._options.limits_run:
             self.deadline = job._deadline
             scheduler.overdue.expect(job)
-        # a factory may run the first step of the body here
-        self.task = bodies.loop.create_task(self._run(), name=job.name, context=context)
+        self.task: Final = bodies.loop.create_task(self._run(), name=job.name, context=context)
         self.task.add_done_callback(self._done)
 
     async def _run(self) -> None:
+        await own_turn(self._bodies.loop)
         job = self.job
-        self.task = this_task()
         self.has_begun, job._task = True, self
         try:
             if self._bodies.scheduler.workers.wraps:
@@ -176,7 +164,7 @@ class AsyncioBody:
         if not self.cancel_called:
             self.cancel_called = True
             self.with_lanes = with_lanes
-            cancel(self.task, reason)
+            self.task.cancel(reason)
 
     def iter_await_frames(self) -> Iterator[tuple[FrameType, int]]:
         """As `trio.lowlevel.Task.iter_await_frames`, for the asyncio task."""
@@ -186,15 +174,6 @@ class AsyncioBody:
             if frame is not None and frame.f_code.co_filename != __file__:
                 yield frame, frame.f_lineno
             coro = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
-
-
-def _failure(task: asyncio.Task[Any]) -> BaseException:
-    """Return the exception of ``task``; of a group that holds cancellations, too, the rest."""
-    error = task.exception()
-    assert error is not None
-    if isinstance(error, BaseExceptionGroup) and not isinstance(error, ExceptionGroup):
-        return error.split(asyncio.CancelledError)[1] or error
-    return error
 
 
 async def awaited(fn: Any, args: tuple[Any, ...]) -> Any:

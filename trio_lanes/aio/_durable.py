@@ -29,7 +29,7 @@ from ..durable import open_durable_lanes as open_trio_lanes
 from ..durable._lanes.job import _Events
 from ..durable._runs.run import _Messages
 from ._bodies import awaited
-from ._bridge import Hosted, HostedRun, call, in_asyncio
+from ._bridge import Hosted, call, in_asyncio
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class _Door:
         if not ismethod(value):
             return _at_door(value)
         if name in ("lock", "yield_slot"):  # called by the host, which holds what they give
-            return lambda *args, **options: _HostedDoor(_entered(value, *args, **options))
+            return lambda *args, **options: Hosted(_entered(value, *args, **options), _at_door)
         return partial(_awaited if iscoroutinefunction(value) else _called, value)
 
     def __aiter__(self) -> _Door:
@@ -73,12 +73,6 @@ class _Door:
 
     async def __anext__(self) -> Any:
         return await call(self._behind.__anext__)
-
-
-@final
-class _HostedDoor(Hosted[Any]):
-    def made(self, value: Any) -> Any:
-        return _at_door(value)
 
 
 @asynccontextmanager
@@ -127,13 +121,13 @@ def open_durable_lanes(
 def _handler(fn: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
     @wraps(fn)
     async def handler(*args: Any) -> object:
-        return await in_asyncio(awaited(fn, args))
+        return await in_asyncio(awaited, fn, args)
 
     return handler
 
 
 @final
-class OpenedDurableLanes(HostedRun[DurableLanes]):
+class OpenedDurableLanes(Hosted[DurableLanes]):
     """What `open_durable_lanes` returns.
 
     Attributes:
@@ -141,11 +135,8 @@ class OpenedDurableLanes(HostedRun[DurableLanes]):
     """
 
     def __init__(self, context: AbstractAsyncContextManager[DurableLanes]) -> None:
-        super().__init__(context)
+        super().__init__(context, _at_door)
         self.trio: Final = context
-
-    def made(self, value: Any) -> DurableLanes:
-        return cast("DurableLanes", _Door(value))
 
     def run(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run Trio's ``fn(*args)`` in a new loop, where `trio` can be entered."""

@@ -28,17 +28,20 @@ import math
 import os
 import threading
 import warnings
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from contextvars import Context
 from operator import attrgetter
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 from weakref import ref
 
 import outcome
 import trio
 
 logger: Final = logging.getLogger("trio_lanes")
+
+T = TypeVar("T")
 
 _LEFT_OPEN: Final = (
     "an asyncio loop was closed while lanes were open in it: leave their block first"
@@ -81,9 +84,10 @@ class GuestRun:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: Final = loop
-        self.ended: Final[asyncio.Future[None]] = loop.create_future()
+        self.ended: Final[Enduring[bool]] = Enduring()
         self.over: Final = trio.Event()  # it is to end
         self.failure: BaseException | None = None  # in which it has ended: of Trio's, or Ctrl-C
+        self.yet_to_begin: Final[deque[object]] = deque()  # tasks in it, by the order of calls
         self._users = 0
         self._clock: Final = _LoopClock(loop)
         self._context: Final = Context()  # of the ticks: they belong to no job
@@ -136,12 +140,10 @@ class GuestRun:
         self._users -= 1
         if not self._users:
             self.over.set()
-            cancelled = await wait_for(self.ended, lambda: None)
+            await self.ended.outlast()
             await self._guard.aclose()
             if self.failure is not None:  # pragma: no cover - Ctrl-C: tests of real processes
                 raise self.failure
-            if cancelled is not None:  # pragma: no cover - in the turns in which Trio ends
-                come_again(this_task())
 
     def _done(self, result: outcome.Outcome[None]) -> None:
         if self._poller is not None:
@@ -149,7 +151,7 @@ class GuestRun:
             os.close(self._poller)
         if isinstance(result, outcome.Error):  # pragma: no cover - see `leave`
             self.failure = result.error
-        self.ended.set_result(None)
+        self.ended.set_result(True)
 
     # ---- ticks
 
@@ -204,7 +206,7 @@ async def _until_shutdown(guest: ref[GuestRun]) -> AsyncGenerator[None]:
         if run is not None and not run.over.is_set():
             logger.error(_LEFT_OPEN)
             run.over.set()
-            await wait_for(run.ended, lambda: None)
+            await run.ended.outlast()
 
 
 def guest_here() -> GuestRun | None:
@@ -213,8 +215,8 @@ def guest_here() -> GuestRun | None:
     return None if guest is None or guest.ended.done() else guest
 
 
-async def enter_guest() -> GuestRun:
-    """Return the guest run of the running loop, which lasts until its `GuestRun.leave` at least.
+async def enter_guest() -> None:
+    """Have the guest run of the running loop last until `leave_guest` at least.
 
     Raises:
       RuntimeError: outside of an asyncio task, or if this thread is another run's of Trio's.
@@ -230,7 +232,7 @@ async def enter_guest() -> GuestRun:
         ) from None
     guest = guest_here()
     if guest is not None and guest.loop is loop and guest.over.is_set():
-        await wait_for(guest.ended, lambda: None)
+        await guest.ended.outlast()
         guest = guest_here()
     if guest is None or guest.loop is not loop:
         guest = None
@@ -244,39 +246,94 @@ async def enter_guest() -> GuestRun:
         guest = GuestRun(loop)
         _here.guest = ref(guest)
     await guest.enter()
-    return guest
 
 
-async def wait_for(
-    future: asyncio.Future[Any], cancel: Callable[[], object]
-) -> asyncio.CancelledError | None:
-    """Wait until ``future`` is done, however often this task is cancelled.
+async def leave_guest() -> None:
+    """Undo `enter_guest`."""
+    guest = guest_here()
+    if guest is not None:  # else the loop is being closed
+        await guest.leave()
 
-    Each cancellation calls ``cancel()``; the last one is returned.
+
+def check_loop() -> None:
+    """Refuse a call from another loop than that of the guest run in this thread.
+
+    Raises:
+      RuntimeError: there; it names the portal.
     """
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait([future])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            cancel()
-    return cancelled
+    guest = guest_here()
+    if guest is not None and guest.loop is not asyncio.get_running_loop():
+        raise RuntimeError("lanes belong to one asyncio loop; use Lanes.portal() in others")
 
 
-def come_again(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` again soon: its cancellation did not end what it awaited.
+@final
+class Enduring(asyncio.Future[T | None]):
+    """A future that is awaited to its end: the cancellation of a task that awaits it calls
+    ``abort()`` at once, and is raised when this is done.
 
-    Not if the scope that asked for the cancellation, such as `asyncio.timeout`, is left before.
+    It is what an abort function that returns `trio.lowlevel.Abort.FAILED` is in Trio.
     """
+
+    def __init__(self, abort: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.abort: Final = abort
+
+    def cancel(self, msg: object = None) -> bool:
+        """Called by `asyncio.Task.cancel`: the task will be cancelled at its next step."""
+        if not self.done():
+            self.abort()
+        return False
+
+    async def wait_through(self) -> asyncio.CancelledError | None:
+        """Wait until this is done; return the cancellation of the task meanwhile."""
+        cancelled = None
+        while not self.done():
+            try:
+                await self
+            except asyncio.CancelledError as error:
+                cancelled = error
+        return cancelled
+
+    async def outlast(self) -> T | None:
+        """Wait until this is done, and return its result.
+
+        If the task was cancelled meanwhile, and the result is None, its cancellation is raised:
+        there is nothing that would be lost. Else the cancellation comes again.
+        """
+        cancelled = await self.wait_through()
+        result = self.result()
+        if cancelled is not None:
+            if result is None:
+                raise cancelled
+            come_again(cancelled)
+        return result
+
+
+def come_again(cancelled: asyncio.CancelledError) -> None:
+    """Cancel this task again soon: its cancellation did not end what it awaited.
+
+    Trio does that at each checkpoint, asyncio cancels once. Not if the scope that asked for the
+    cancellation, such as `asyncio.timeout`, is left before.
+    """
+    task = this_task()
     asked = task.cancelling()
 
     def cancel() -> None:
         if 0 < asked <= task.cancelling() and not task.done():
-            task.cancel()
+            task.cancel(*cancelled.args)  # by which anyio knows that it is its own
             task.uncancel()  # it is the same cancellation
 
     task.get_loop().call_soon(cancel)
+
+
+async def own_turn(loop: asyncio.AbstractEventLoop) -> None:
+    """Begin a task in a turn of the loop of its own.
+
+    A task factory may have run its first step where the task was made: in the middle of an act of
+    the lanes, or in a task of Trio's.
+    """
+    if loop.get_task_factory() is not None:
+        await asyncio.sleep(0)
 
 
 def this_task() -> asyncio.Task[Any]:

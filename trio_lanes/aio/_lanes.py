@@ -21,147 +21,99 @@ from .. import _lanes as core
 from .. import _map as core_map
 from .. import _views as views
 from .._actors import job as jobs
-from .._actors.job import AnyJob
+from .._actors.job import AnyJob, Callback
 from .._actors.options import LaneConfig, LaneGroup
-from .._actors.wait import RoomRequest
 from .._config.names import DEFAULT_LANES
 from .._flow.loop import Scheduler
 from .._flow.parking import body_finished, run_for_caller
-from .._flow.settling import LANES_CANCELLED
 from .._instrument import LaneInstrument
 from .._submission import Submitter
 from .._waiting.current import job_here, jobs_by_task
 from ._bodies import AsyncioBodies
-from ._bridge import FromAsyncio, Hosted, HostedRun, call, verbs
-from ._guest import come_again, this_task, wait_for
+from ._bridge import FromAsyncio, Hosted, call, on_both_sides, verbs
+from ._guest import Enduring, this_task
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-@final
-class _EndOfJob:
-    """A waiter of a job: an asyncio task that is inside no job."""
-
-    __slots__ = ("future",)
-
-    until_started: Final = False
-    wait: Final = None
-
-    def __init__(self, future: asyncio.Future[None]) -> None:
-        self.future: Final = future
-
-    def job_ended(self, target: AnyJob) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
+# ---- what the verbs that submit and wait await: if the caller is inside a job, in a task of
+# ---- Trio's, so that it is a wait of that job and a deadlock is an error; else by callbacks
 
 
-# ---- verbs that need no task of Trio's, unless the caller is inside a job: then they are waits of
-# ---- that job, and a deadlock is an error
+async def _checkpoint_if_cancelled() -> None:
+    if getattr(this_task(), "_must_cancel", False):  # it is cancelled at its next wait
+        await asyncio.sleep(0)
+
+
+async def _enter(lanes: Submitter, job: AnyJob, *, runs: bool) -> None:
+    scheduler = lanes._scheduler
+
+    def give_up() -> None:
+        scheduler.give_up_room(request)
+        decided.set_result(None)
+
+    if lanes._enters_at_once(job):
+        turn: Enduring[bool] = Enduring()
+        turn.get_loop().call_soon(turn.set_result, True)
+        await turn.outlast()
+    elif job_here(scheduler.running) is not None:
+        await call(Submitter._enter, lanes, job, runs=runs)
+    else:
+        decided: Enduring[outcome.Maybe[None]] = Enduring(give_up)
+        request = scheduler.request_room(job, decided.set_result)
+        what = await decided.outlast()
+        assert what is not None
+        what.unwrap()
+
+
+async def _run_for_caller(scheduler: Scheduler, job: AnyJob) -> None:
+    if job_here(scheduler.running) is not None:
+        await call(run_for_caller, scheduler, job)
+        return
+
+    def job_ended(job: AnyJob) -> None:
+        ended.set_result(True if body_finished(job) else None)
+
+    ended: Enduring[bool] = Enduring(lambda: scheduler.cancel(job, "its caller was cancelled"))
+    if job.done:
+        ended.get_loop().call_soon(job_ended, job)
+    else:
+        scheduler.add_waiter(job, Callback(job_ended))
+    await ended.outlast()
 
 
 async def _wait_done(job: AnyJob) -> None:
+    job._keeper.check_thread()
     if job.done:
         await asyncio.sleep(0)
         return
     if job_here(jobs_by_task()) is not None:
         await call(jobs.Job.wait_done, job)
         return
-    waiter = _EndOfJob(asyncio.get_running_loop().create_future())
+    ended = asyncio.get_running_loop().create_future()
+    waiter = Callback(lambda job: None if ended.done() else ended.set_result(None))
     job._keeper.add_waiter(job, waiter)
     try:
-        await waiter.future
+        await ended
     except BaseException:
         if job._waiters:
             job._waiters.pop(waiter, None)
         raise
 
 
-async def _room(lanes: Submitter, job: AnyJob, *, runs: bool) -> asyncio.CancelledError | None:
-    """Wait for room for ``job``; return a cancellation that came when it was accepted already."""
-    # Python 3.11 does not trace what a task does after its cancellation: hence the pragmas
-    scheduler = lanes._scheduler
-    if job_here(scheduler.running) is not None:
-        await call(lanes._enter, job, runs=runs)
-        return None
-    decided: asyncio.Future[outcome.Maybe[None]] = asyncio.get_running_loop().create_future()
-    request = scheduler.request_room(job, decided.set_result)
-    cancelled = await wait_for(decided, lambda: _give_up(scheduler, request, decided))
-    if decided.cancelled():  # pragma: no cover - see above
-        assert cancelled is not None
-        raise cancelled
-    decided.result().unwrap()
-    return cancelled
-
-
-def _give_up(scheduler: Scheduler, request: RoomRequest, decided: asyncio.Future[Any]) -> None:
-    if not decided.done():
-        scheduler.give_up_room(request)
-        decided.cancel()
-
-
-async def _run(lanes: Submitter, fn: Any, /, *args: Any, **options: Any) -> Any:
-    scheduler = lanes._scheduler
-    if getattr(this_task(), "_must_cancel", False):  # it is cancelled at its next wait
-        await asyncio.sleep(0)
-    if options.get("yield_slot"):
-        return await call(Submitter.run, lanes, fn, *args, **options)
-    job: AnyJob = lanes._make(fn, args, options, runs=True)
-    cancelled = None if lanes._enters_at_once(job) else await _room(lanes, job, runs=True)
-    if cancelled is not None:  # pragma: no cover - see `_room`
-        scheduler.cancel(job, "its caller was cancelled")
-    if job_here(scheduler.running) is not None:
-        await call(run_for_caller, scheduler, job)
-        return job._result()
-    while True:
-        try:
-            await _wait_done(job)
-            break
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if not scheduler.cancel(job, "its caller was cancelled"):
-                break  # it has ended
-    if cancelled is not None:
-        if not body_finished(job):
-            raise cancelled
-        come_again(this_task())
-    try:
-        return job._result()
-    finally:
-        del job, cancelled  # this frame is in the traceback of the error
-
-
-async def _submit(lanes: Submitter, fn: Any, /, *args: Any, **options: Any) -> Any:
-    job: AnyJob = lanes._make(fn, args, options)
-    await asyncio.sleep(0)  # before the submission: a cancellation here leaves nothing behind
-    if not lanes._enters_at_once(job) and await _room(lanes, job, runs=False) is not None:
-        come_again(this_task())  # pragma: no cover - see `_room`
-    return job
-
-
-@verbs("wait_started", "readmit", "_take_back", wait_done=_wait_done)
+@verbs("wait_started", "readmit", "_take_back")
 @final
 class Job(jobs.Job[T_co]):
     """The handle of a job whose body runs in asyncio: `trio_lanes.Job`, awaited in asyncio."""
 
     __slots__ = ()
-
-    def _check_thread(self) -> None:
-        self._keeper.check_thread()
+    wait_done = on_both_sides(jobs.Job.wait_done, _wait_done)
 
 
-@verbs("__anext__")
+@verbs("_take")
 @final
 class MapResults(core_map.MapResults[T_co]):
     """The results of a `map`: `trio_lanes.MapResults`, taken in asyncio."""
-
-    def _check_thread(self) -> None:
-        self._window._scheduler.check_thread()
-
-
-@final
-class _Mapped(Hosted[MapResults[Any]]):
-    def made(self, value: core_map.MapResults[Any]) -> MapResults[Any]:
-        return MapResults._create(value._window)
 
 
 def _map(lanes: Submitter, fn: Any, items: Any, **options: Any) -> Any:
@@ -169,7 +121,7 @@ def _map(lanes: Submitter, fn: Any, items: Any, **options: Any) -> Any:
         return Submitter.map(lanes, fn, items, **options)
     if isinstance(items, AsyncIterable):
         items = FromAsyncio(items)
-    return _Mapped(Submitter.map(lanes, fn, items, **options))
+    return Hosted(Submitter.map(lanes, fn, items, **options))
 
 
 def _open_nursery(lanes: core.Lanes) -> Any:
@@ -177,12 +129,14 @@ def _open_nursery(lanes: core.Lanes) -> Any:
     return nursery if trio.lowlevel.in_trio_task() else Hosted(nursery)
 
 
-@verbs(run=_run, submit=_submit)
 class _AsyncioSubmitter(Submitter):
     _job_type: ClassVar[type[AnyJob]] = Job
-
-    def _check_thread(self) -> None:
-        self._scheduler.check_thread()
+    _results_type: ClassVar[type[core_map.MapResults[Any]]] = MapResults
+    _checkpoint_if_cancelled = staticmethod(
+        on_both_sides(trio.lowlevel.checkpoint_if_cancelled, _checkpoint_if_cancelled)
+    )
+    _run_for_caller = staticmethod(on_both_sides(run_for_caller, _run_for_caller))
+    _enter = on_both_sides(Submitter._enter, _enter)
 
     @staticmethod
     def _refuse(fn: object, returned: object = None) -> NoReturn:
@@ -244,27 +198,16 @@ def open_lanes(
     wait_accounting: bool = False,
 ) -> AbstractAsyncContextManager[Lanes]:
     """Open lanes in an asyncio application: `trio_lanes.open_lanes`, for asyncio."""
-    return _OpenedLanes(
-        core.open_lanes(
-            lanes,
-            sessions=sessions,
-            groups=groups,
-            instruments=instruments,
-            wait_accounting=wait_accounting,
-        )
+    opened = core.open_lanes(
+        lanes,
+        sessions=sessions,
+        groups=groups,
+        instruments=instruments,
+        wait_accounting=wait_accounting,
     )
+    return Hosted(opened, _door_to)
 
 
-@final
-class _OpenedLanes(HostedRun[Lanes]):
-    _scheduler: Scheduler | None = None
-
-    def cancel(self) -> None:
-        if self._scheduler is not None:  # pragma: no branch - see `_room`
-            self._scheduler.stop(LANES_CANCELLED)
-        super().cancel()
-
-    def made(self, value: core.Lanes) -> Lanes:
-        self._scheduler = value._scheduler
-        AsyncioBodies(value._scheduler, asyncio.get_running_loop(), Job)
-        return Lanes._over(value)
+def _door_to(lanes: core.Lanes) -> Lanes:
+    AsyncioBodies(lanes._scheduler, asyncio.get_running_loop(), Job)
+    return Lanes._over(lanes)

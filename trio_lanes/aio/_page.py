@@ -66,7 +66,7 @@ def _in_asyncio(fn: Callable[..., Awaitable[Any]]) -> Callable[..., Coroutine[An
     """Return an async function of Trio's that awaits ``fn`` in a task of asyncio."""
 
     async def crossing(*args: Any) -> Any:
-        return await in_asyncio(awaited(fn, args))
+        return await in_asyncio(awaited, fn, args)
 
     return crossing
 
