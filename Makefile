@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo gateway node-modules test test-fast test-lowest chaos check docs bench clean
+.PHONY: $(VENV) demo gateway node-modules test test-fast test-lowest chaos check dist docs bench clean
 
 # A stamp for each dependency group, so that a target installs what it needs and no more. The
 # stamp, not the folder, says that a group is complete: an installation that broke off is done
@@ -130,7 +130,7 @@ chaos: $(call set,test)
 # there is a newer pyright, unless told not to.
 PYRIGHT := PATH="$(abspath $(BIN)):$$PATH" PYRIGHT_PYTHON_IGNORE_WARNINGS=1 pyright
 
-check: $(STAMP) $(NODE) docs
+check: $(STAMP) $(NODE) docs dist
 	node tools/search_site.mjs docs/_build tools/searches.json
 	node_modules/.bin/tsc -p tsconfig.json
 	$(BIN)/ruff check .
@@ -142,6 +142,16 @@ check: $(STAMP) $(NODE) docs
 # The site is docs/_build/index.html. No network is needed.
 docs: $(call set,docs)
 	$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build
+
+# The wheel and the source distribution. A second build must give the same bytes.
+dist: $(call set,dist)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	$(BIN)/python -m build --no-isolation --outdir dist/again . >/dev/null
+	cd dist/again && cmp *.whl ../*.whl && cmp *.tar.gz ../*.tar.gz
+	rm -r dist/again
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: $(call set,bench)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,8 +89,11 @@ async def test_the_lanes_without_a_configuration_are_those_of_an_agent_gateway()
         assert f'``"{name}"``' in str(open_lanes.__doc__)
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_the_version_is_that_of_the_package_the_changelog_and_the_citation() -> None:
     assert trio_lanes.__version__ == version("trio-lanes")
+    root = Path(__file__).parents[3]
+    assert f"\nversion: {trio_lanes.__version__}\n" in (root / "CITATION.cff").read_text("utf-8")
+    assert f"\n## [{trio_lanes.__version__}] - " in (root / "CHANGELOG.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
