@@ -1,4 +1,4 @@
-"""What other limits would have done to an hour of work."""
+"""What other limits would have done to the work of two seconds."""
 
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,12 @@ from trio_lanes.replay import Recording, read_recording, replay
 from trio_lanes.testing import LaneRecorder
 
 
-async def busy_hour(file: Path) -> None:
+async def busy_time(file: Path) -> None:
     recorder = LaneRecorder()
     async with open_lanes({"main": 2}, instruments=[recorder]) as lanes:
         for number in range(120):
-            lanes.submit_nowait(trio.sleep, 70, session=f"user {number % 20}")
-            await trio.sleep(30)
+            lanes.submit_nowait(trio.sleep, 0.035, session=f"user {number % 20}")
+            await trio.sleep(0.015)
     recorder.save(file)
 
 
@@ -24,14 +24,14 @@ def compare(recording: Recording) -> None:
     for limit in (1, 2, 3):
         waits = replay(recording, {"main": limit}).total
         print(
-            f"main={limit}: half wait {waits.p50:.0f} s or less, the longest {waits.longest:.0f} s"
+            f"main={limit}: half wait {waits.p50:.2f} s or less, the longest {waits.longest:.2f} s"
         )
 
 
 async def main() -> None:
     with TemporaryDirectory() as folder:
-        file = Path(folder, "hour.jsonl")
-        await busy_hour(file)
+        file = Path(folder, "busy.jsonl")
+        await busy_time(file)
         await trio.to_thread.run_sync(partial(compare, read_recording(file)))
 
 
