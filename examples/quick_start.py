@@ -12,7 +12,7 @@ async def main() -> None:
     questions = [("ann", "one"), ("ann", "two"), ("bob", "three"), ("eve", "four")]
     async with open_lanes({"main": 2}) as lanes:  # two at once, over all users
         for user, question in questions:
-            lanes.submit_nowait(answer, user, question, session=user)  # in order, for each user
+            lanes.submit_nowait(answer, user, question, session=user)  # each in order
 
 
 if __name__ == "__main__":
