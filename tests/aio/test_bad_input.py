@@ -10,7 +10,7 @@ import trio
 import trio.lowlevel
 
 import trio_lanes
-from trio_lanes import aio
+from trio_lanes import LanesClosedError, aio
 from trio_lanes.aio import Lanes, open_lanes
 
 pytestmark = pytest.mark.asyncio_only
@@ -83,6 +83,61 @@ async def test_another_thread_cannot_wait_for_a_job() -> None:
         job = lanes.submit_nowait(asyncio.sleep, 1)
         with pytest.raises(RuntimeError, match=r"use Lanes\.portal\(\)"):
             await asyncio.to_thread(lambda: asyncio.run(job.wait_started()))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda lanes, job: lanes.run(nothing),
+        lambda lanes, job: lanes.submit(nothing),
+        lambda lanes, job: lanes.wait_idle(),
+        lambda lanes, job: job.wait(),
+        lambda lanes, job: job.wait_started(),
+        lambda lanes, job: lanes.map(nothing, []).__aenter__(),
+        lambda lanes, job: lanes.open_nursery().__aenter__(),
+        lambda lanes, job: open_lanes().__aenter__(),
+    ],
+)
+def test_another_loop_is_refused_and_hears_of_the_portal(
+    verb: Callable[[Lanes, Any], Awaitable[Any]],
+) -> None:
+    async def elsewhere() -> None:
+        with pytest.raises(RuntimeError, match=r"use Lanes\.portal\(\)"):
+            await verb(lanes, job)
+
+    manager = open_lanes()
+    with asyncio.Runner() as runner:
+        lanes = runner.run(manager.__aenter__())
+        job = lanes.submit_nowait(asyncio.sleep, 0)
+        asyncio.run(elsewhere())
+        assert lanes.jobs() == [job]
+        runner.run(manager.__aexit__(None, None, None))
+
+
+async def test_a_portal_refuses_what_is_no_function_in_asyncios_words_in_all_threads() -> None:
+    async with open_lanes() as lanes:
+        portal = lanes.portal()
+        bad: Any
+        for bad, message in ((5, "not callable"), (nothing(), "not a coroutine")):
+            with pytest.raises(TypeError, match=message):
+                portal.submit(bad)
+            with pytest.raises(TypeError, match=message):
+                await asyncio.to_thread(portal.submit, bad)
+
+
+async def test_a_portal_to_lanes_that_have_ended_refuses() -> None:
+    async with open_lanes() as lanes:
+        pass
+    with pytest.raises(LanesClosedError):
+        lanes.portal().submit(nothing)
+
+
+async def test_a_callback_of_a_job_of_lanes_that_have_ended_may_add_one() -> None:
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(nothing)
+    called: list[object] = []
+    job.on_settled(lambda job: job.on_settled(called.append))
+    assert called == [job]
 
 
 @pytest.mark.parametrize("submit", ["submit_nowait", "start_soon", "run", "submit", "map"])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
+import trio
 
 import trio_lanes
 from tests.support.doors import VirtualLoop
@@ -155,6 +156,22 @@ async def test_of_a_group_that_also_holds_a_cancellation_the_rest_is_given() -> 
         assert job.state is JobState.FAILED
 
 
+async def test_a_group_of_nothing_but_cancellations_is_one() -> None:
+    async def body() -> None:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError as error:
+            raise BaseExceptionGroup("all", [error]) from None
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(body)
+        await asyncio.sleep(1)
+        job.cancel()
+        with pytest.raises(JobCancelledError):
+            await job.wait()
+        assert job.state is JobState.CANCELLED
+
+
 async def test_a_base_exception_of_a_body_leaves_the_block() -> None:
     class Leaving(BaseException):
         pass
@@ -188,6 +205,20 @@ async def test_calls_of_a_body_at_the_same_time_keep_their_order() -> None:
         await asyncio.gather(*(lanes.run(child, n, session="alice") for n in range(20)))
 
     async with open_lanes({"main": 4}) as lanes:
+        await lanes.run(outer)
+    assert order == list(range(20))
+
+
+async def test_calls_of_a_body_at_the_same_time_wait_for_room_in_their_order() -> None:
+    order: list[int] = []
+
+    async def child(n: int) -> None:
+        order.append(n)
+
+    async def outer() -> None:
+        await asyncio.gather(*(lanes.run(child, n, lane="cron") for n in range(20)))
+
+    async with open_lanes({"main": 1, "cron": LaneConfig(max_waiting=1)}) as lanes:
         await lanes.run(outer)
     assert order == list(range(20))
 
@@ -240,7 +271,7 @@ async def test_a_wrap_is_asyncios_and_runs_around_the_body() -> None:
     assert seen == ["before it", "after value"]
 
 
-def test_a_task_factory_makes_the_tasks_of_bodies_between_acts() -> None:
+def test_a_task_factory_makes_the_tasks_of_bodies() -> None:
     made: list[asyncio.Task[Any]] = []
 
     def factory(
@@ -262,8 +293,15 @@ def test_a_task_factory_makes_the_tasks_of_bodies_between_acts() -> None:
     assert [name for name in names if name[:3] == "job"] == ["job 0", "job 1", "job 2"]
 
 
+def plain_factory(
+    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+) -> asyncio.Task[Any]:
+    return asyncio.Task(coro, loop=loop, **options)
+
+
 # Python 3.12 has a factory that runs the first step of a task where it is made
-FACTORIES = [None, *(getattr(asyncio, n) for n in ("eager_task_factory",) if hasattr(asyncio, n))]
+EAGER = [getattr(asyncio, n) for n in ("eager_task_factory",) if hasattr(asyncio, n)]
+FACTORIES = [None, plain_factory, *EAGER]
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -283,6 +321,53 @@ def test_a_body_may_cancel_its_own_job_in_its_first_step(factory: Any) -> None:
                 await lanes.run(asyncio.sleep, 5, timeout=1)
             assert await lanes.run(asyncio.sleep, 1, "value") == "value"
 
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+class Acts(LaneInstrument):
+    """Cancels, or resets, the first job as it starts."""
+
+    def __init__(self, verb: str) -> None:
+        self.verb = verb
+
+    def job_started(self, job: trio_lanes.Job[Any]) -> None:
+        if job.id == 1:
+            job.cancel() if self.verb == "cancel" else self.lanes.reset()
+
+    def lanes_opened(self, lanes: trio_lanes.Lanes) -> None:
+        self.lanes = lanes
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reset"])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_job_that_a_hook_ends_as_it_starts_ends(factory: Any, verb: str) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(factory)
+        async with open_lanes({"main": 1}, instruments=[Acts(verb)]) as lanes:
+            with pytest.raises(JobCancelledError):
+                await lanes.run(asyncio.sleep, 100)
+            assert await lanes.run(asyncio.sleep, 0, "next") == "next"
+            assert asyncio.get_running_loop().time() == 0
+            assert lanes.statistics().abandoned == 0
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_body_that_a_task_of_trios_lets_start_begins_in_asyncio(factory: Any) -> None:
+    async def body(n: int) -> int:
+        return await lanes.run(asyncio.sleep, 0, n, lane="cron")
+
+    async def main() -> None:
+        nonlocal lanes
+        asyncio.get_running_loop().set_task_factory(factory)
+        async with open_lanes({"main": 1, "cron": 1}) as lanes:
+            async with lanes.map(body, range(6)) as results:
+                assert [result async for result in results] == [*range(6)]
+
+    lanes: Lanes
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(main())
 
@@ -381,6 +466,33 @@ async def test_a_hook_that_raises_is_removed_and_nothing_else_happens() -> None:
     async with open_lanes(instruments=[Raises()]) as lanes:
         assert await lanes.run(asyncio.sleep, 1, "value") == "value"
         assert await lanes.run(asyncio.sleep, 1, "value") == "value"
+
+
+async def test_a_map_refuses_a_second_taker_and_one_after_its_block_by_a_runtime_error() -> None:
+    async with open_lanes({"main": 1}) as lanes:
+        async with lanes.map(asyncio.sleep, [5, 5]) as results:
+            takes = asyncio.ensure_future(anext(results))
+            await asyncio.sleep(1)
+            with pytest.raises(RuntimeError, match="another task is taking a result"):
+                await anext(results)
+        for taken in (takes, anext(results)):
+            with pytest.raises(RuntimeError, match="the block of this map was left"):
+                await taken
+
+
+async def test_an_error_of_trios_that_a_body_raises_is_left_as_it_is() -> None:
+    async def body(n: int) -> None:
+        raise trio.BusyResourceError("of its own")
+
+    async def outer() -> None:
+        with pytest.raises(trio.BusyResourceError):
+            await lanes.run(body, 1, yield_slot=True)
+
+    async with open_lanes({"main": 1}) as lanes:
+        await lanes.run(outer)
+        async with lanes.map(body, [1]) as results:
+            with pytest.raises(trio.BusyResourceError):
+                await anext(results)
 
 
 class Numbers:

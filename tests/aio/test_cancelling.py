@@ -150,9 +150,31 @@ async def by_a_map(lanes: Lanes) -> None:
             pass
 
 
+async def by_a_run_that_returns_anyway(lanes: Lanes) -> None:
+    assert await lanes.run(returns_anyway) == "value"
+
+
+async def by_waits(lanes: Lanes) -> None:
+    job = lanes.submit_nowait(asyncio.sleep, 1, lane="outer")
+    await job.wait_started()
+    await lanes.wait_active(timeout=0.5)
+    await job.wait_done()
+    await lanes.wait_idle()
+
+
+async def by_lanes_of_its_own(lanes: Lanes) -> None:
+    async with open_lanes() as others:
+        others.submit_nowait(returns_anyway)
+        others.submit_nowait(asyncio.sleep, 1)
+        await others.drain(grace=0.5, cancel_grace=0.5)
+
+
 CALLERS = [
     by_run,
     by_submit,
+    by_a_run_that_returns_anyway,
+    by_waits,
+    by_lanes_of_its_own,
     by_run_inside_a_job,
     by_submit_inside_a_job,
     by_a_loan,
@@ -161,27 +183,67 @@ CALLERS = [
 ]
 
 
+@pytest.mark.parametrize("by", ["a cancellation", "a timeout", "a task group"])
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("full", [False, True])
 async def test_a_caller_may_be_cancelled_at_each_turn_of_the_loop(
-    caller: Callable[[Lanes], Awaitable[None]], full: bool
+    caller: Callable[[Lanes], Awaitable[None]], full: bool, by: str
 ) -> None:
-    """Each job settles once, no slot is lost, and the caller ends."""
+    """Each job settles once, no slot is lost, and one cancellation ends the caller, and no more."""
     ends = Ends()
+    asks: Callable[[], object]
+    finished = False
+
+    async def fails(now: asyncio.Event) -> None:
+        await now.wait()
+        raise KeyError
+
+    async def calls() -> None:
+        nonlocal asks, finished
+        task = asyncio.current_task()
+        assert task is not None
+        asks = task.cancel
+        try:
+            if by == "a timeout":
+                async with asyncio.timeout(None) as timeout:
+                    asks = lambda: timeout.reschedule(asyncio.get_running_loop().time())  # noqa: E731
+                    await caller(lanes)
+                    finished = True
+                    await asyncio.sleep(1000)
+            elif by == "a task group":
+                async with asyncio.TaskGroup() as group:
+                    now = asyncio.Event()
+                    asks = now.set
+                    group.create_task(fails(now))
+                    await caller(lanes)
+                    finished = True
+                    await asyncio.sleep(1000)
+            else:
+                await caller(lanes)
+                finished = True
+                await asyncio.sleep(1000)
+        except* (TimeoutError, KeyError):
+            assert task.cancelling() == 0
+            await asyncio.sleep(3)
+            await asyncio.sleep(3)
+
     most = 1 if full else float("inf")
     config = {"main": LaneConfig(max_waiting=most), "outer": LaneConfig(concurrency=3)}
     async with open_lanes(config, instruments=[ends]) as lanes:
-        turns, ended = 0, False
-        while not ended:
+        turns = 0
+        while not finished:
             turns += 1
             others = [lanes.submit_nowait(asyncio.sleep, 0.1) for _ in range(2)]
-            task = asyncio.ensure_future(caller(lanes))
+            task = asyncio.ensure_future(calls())
             for _ in range(turns):
                 await asyncio.sleep(0 if turns < 60 else 0.1)
-            ended = task.done()
-            task.cancel()
-            await asyncio.wait([task])
-            assert task.cancelled() or task.exception() is None
+            if by == "a cancellation":
+                task.cancel()
+            else:
+                asks()
+            done, _ = await asyncio.wait([task], timeout=50)
+            assert done
+            assert task.cancelled() if by == "a cancellation" else task.exception() is None
             for job in others:
                 await job.wait()
             await lanes.wait_idle()
@@ -264,6 +326,54 @@ async def test_a_cancellation_while_the_block_is_entered_leaves_it() -> None:
         if not task.cancelled():
             break
     assert turns > 2
+
+
+async def test_a_cancellation_while_other_lanes_are_entered_leaves_the_lanes_that_are_open() -> (
+    None
+):
+    async with open_lanes() as lanes:
+        for turns in range(12):
+            task = asyncio.create_task(open_lanes().__aenter__())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        assert await lanes.run(asyncio.sleep, 1, "value") == "value"
+
+
+async def test_a_cancellation_while_lanes_wait_for_the_end_of_others_is_not_lost() -> None:
+    async def use(seconds: float) -> None:
+        async with open_lanes() as lanes:
+            await lanes.run(asyncio.sleep, 0)
+            await asyncio.sleep(seconds)
+
+    for turns in range(25):
+        for more in range(6):
+            before = asyncio.create_task(use(0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task = asyncio.create_task(use(1000))
+            for _ in range(more):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            await before
+    assert asyncio.get_running_loop().time() < 10
+
+
+async def test_the_message_of_a_cancellation_is_kept_also_if_it_comes_again() -> None:
+    async def caller(body: Callable[[], Awaitable[object]]) -> None:
+        await lanes.run(body)
+        await asyncio.sleep(100)
+
+    async with open_lanes() as lanes:
+        for body in (returns_anyway, asyncio.get_running_loop().create_future):
+            task = asyncio.create_task(caller(body))
+            await asyncio.sleep(1)
+            task.cancel("the reason")
+            with pytest.raises(asyncio.CancelledError, match="the reason"):
+                await task
 
 
 async def test_lanes_may_be_entered_in_one_task_and_left_in_another() -> None:

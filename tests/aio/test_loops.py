@@ -225,11 +225,22 @@ async def body():
         group.start_soon(anyio.sleep, 0)
     return "value"
 
+async def returns_anyway():
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        await asyncio.sleep(0.001)
+    return "value"
+
 @pytest.mark.anyio
 async def test_a_fixture(lanes):
     assert await lanes.run(body, session="alice") == "value"
     with anyio.move_on_after(0.001) as scope:
         await lanes.run(anyio.sleep, 60)
+    assert scope.cancelled_caught
+    with anyio.move_on_after(0.001) as scope:
+        assert await lanes.run(returns_anyway) == "value"
+        await anyio.sleep(60)
     assert scope.cancelled_caught
     with pytest.raises(ExceptionGroup):
         async with anyio.create_task_group() as group:

@@ -238,6 +238,7 @@ async def enter_guest() -> None:
         guest = None
         if trio.lowlevel.in_trio_run():
             gc.collect()  # it may be that of a closed loop
+        check_loop()
         if trio.lowlevel.in_trio_run():
             raise RuntimeError(
                 "this thread runs Trio already, and the asyncio loop in it: "
