@@ -38,6 +38,7 @@ exclude_patterns = [
     "_build",
     "design-costs.md",
     "performance-table.md",
+    "performance-table-asyncio.md",
     "performance-table-durable.md",
 ]  # pages include these
 

@@ -114,7 +114,7 @@ def test_another_loop_is_refused_and_hears_of_the_portal(
         runner.run(manager.__aexit__(None, None, None))
 
 
-async def test_a_portal_refuses_what_is_no_function_in_asyncios_words_in_all_threads() -> None:
+async def test_a_portal_refuses_a_number_or_a_coroutine_in_asyncios_words_in_all_threads() -> None:
     async with open_lanes() as lanes:
         portal = lanes.portal()
         bad: Any

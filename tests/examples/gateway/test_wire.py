@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import io
 import json
 import random
 import re
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +18,7 @@ import trio
 from examples.chat_agent.model import Event, Message, Usage
 from examples.chat_agent.openai_server import Endpoint, serve
 from tests.support.chaos import examples
+from tests.support.lines import lines_of_code
 from tests.support.programs import ROOT
 
 from .gateways import program
@@ -31,11 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning"),
 ]
 
-NO_CODE = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE,
-    tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
-}  # fmt: skip
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LIMIT = 3
 TERMINAL = ("completed", "failed", "cancelled")
 
@@ -92,21 +85,6 @@ async def follow(client: httpx2.AsyncClient, id: str, rng: random.Random) -> dic
     assert numbers == [*range(len(numbers))]  # no gap, and none twice
     result: dict[str, Any] = event["response"]
     return result
-
-
-def lines_of_code(path: Path) -> int:
-    """Count the lines of a module that are neither blank nor a comment nor a docstring."""
-    text = path.read_text("utf-8")
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-            docstring = node.body[0]
-            assert docstring.end_lineno is not None
-            lines.difference_update(range(docstring.lineno, docstring.end_lineno + 1))
-    return len(lines)
 
 
 @pytest.mark.parametrize(
