@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from contextlib import suppress
+from functools import partial
 
 import httpx2
-import hypercorn.trio
 import pytest
 import trio
 
@@ -14,6 +15,11 @@ from trio_lanes.monitor import serve_monitor
 
 pytestmark = pytest.mark.real_processes
 
+UPGRADE = (
+    b"GET /frames HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.needs("IPv6"))]
@@ -21,19 +27,13 @@ pytestmark = pytest.mark.real_processes
 async def test_it_is_served_on_loopback_until_cancelled(host: str) -> None:
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
-
-            async def serve(task_status: Any) -> None:
-                await serve_monitor(lanes, host=host, port=0, task_status=task_status)
-
-            url = await nursery.start(serve)
+            url = await nursery.start(partial(serve_monitor, lanes, host=host, port=0))
             async with httpx2.AsyncClient(timeout=60) as client:
                 assert "lanes – monitor" in (await client.get(url)).text
             port = int(url.rstrip("/").rpartition(":")[2])
             async with await trio.open_tcp_stream(host, port) as stream:
                 await stream.send_all(b"GET /frames HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                came = b""
-                while b"data: " not in came:
-                    came += await stream.receive_some()
+                await came(stream, b"data: ")
             nursery.cancel_scope.cancel()
 
 
@@ -43,22 +43,40 @@ async def test_a_host_that_others_reach_needs_authorize() -> None:
             await serve_monitor(lanes, host="0.0.0.0")
 
 
-async def test_a_failure_of_the_server_at_its_start_is_raised_and_a_later_one_restarts_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def came(viewer: trio.SocketStream, what: bytes) -> None:
+    """Read from ``viewer`` until that came."""
+    read = b""
+    while what not in read:
+        read += await viewer.receive_some()
+
+
+async def test_a_client_at_which_the_server_fails_ends_alone(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    starts = 0
+    with trio.fail_after(120):
+        async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
+            url = await nursery.start(partial(serve_monitor, lanes, port=0))
+            port = int(url.rstrip("/").rpartition(":")[2])
+            async with await trio.open_tcp_stream("127.0.0.1", port) as viewer:
+                await viewer.send_all(b"GET /frames HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await came(viewer, b"data: ")
+                async with await trio.open_tcp_stream("127.0.0.1", port) as bad:
+                    # Hypercorn expects no data on a WebSocket that was not accepted.
+                    await bad.send_all(UPGRADE + b"\x81\x80\x00\x00\x00\x00" * 9)
+                    with suppress(trio.BrokenResourceError):
+                        while await bad.receive_some():
+                            pass
+                await came(viewer, b"data: ")
+            nursery.cancel_scope.cancel()
+    assert {record.message for record in caplog.records} == {
+        "the server of the monitor has failed at a client"
+    }
 
-    async def fragile(*args: Any, task_status: Any, **options: Any) -> None:
-        nonlocal starts
-        starts += 1
-        if starts == 3:
-            raise OSError("no more")
-        task_status.started()
-        raise ValueError("a message of one client")
 
-    monkeypatch.setattr(hypercorn.trio, "serve", fragile)
+async def test_an_address_in_use_is_an_error() -> None:
     async with open_lanes({"main": 1}) as lanes:
-        with pytest.raises(ExceptionGroup) as caught:
-            await serve_monitor(lanes, port=0)
-    assert caught.group_contains(OSError, match="no more")
-    assert [record.name for record in caplog.records] == ["trio_lanes.monitor"] * 2
+        with (
+            socket.create_server(("127.0.0.1", 0)) as taken,
+            pytest.raises(OSError, match="in use"),
+        ):
+            await serve_monitor(lanes, port=taken.getsockname()[1])

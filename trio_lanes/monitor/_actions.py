@@ -14,10 +14,18 @@ from typing import Any, Final, NamedTuple, final
 
 import trio
 
-from trio_lanes import JobState, Lanes, UnknownLaneError
+from trio_lanes import (
+    JobState,
+    Lane,
+    Lanes,
+    LaneStatistics,
+    SessionStatistics,
+    UnknownLaneError,
+)
 
-from ._frames import Frame, Frames
-from ._notes import Notes, actor, clipped
+from ._frames import Frames
+from ._notes import Notes, actor
+from ._shown import Frame, clipped
 
 UNDO_SECONDS: Final = 10.0
 _MAX_UNDOS: Final = 50
@@ -111,7 +119,7 @@ class Actions:
 
     def _pause(self, asked: Mapping[str, Any]) -> Frame:
         name = self._name(asked)
-        paused, until = self._state(name)
+        paused, until = self._pause_of(name)
         if paused and until is None:
             raise RefusedError(409, f"{name} is paused already")
         self._lanes.pause(name)
@@ -119,7 +127,7 @@ class Actions:
 
     def _resume(self, asked: Mapping[str, Any]) -> Frame:
         name = self._name(asked)
-        paused, until = self._state(name)
+        paused, until = self._pause_of(name)
         if not paused:
             raise RefusedError(409, f"{name} is not paused")
         self._lanes.resume(name)
@@ -172,13 +180,13 @@ class Actions:
 
     def _clear(self, asked: Mapping[str, Any]) -> Frame:
         name = self._name(asked)
-        self._check_seen(asked, self._numbers(name)[0], "wait")
+        self._check_seen(asked, sum(lane.waiting for lane in self._meant(name)), "wait")
         count = self._lanes.clear(name, reason="by an operator")
         return {"text": f"Cleared {clipped(name)} of {count} jobs"}
 
     def _reset(self, asked: Mapping[str, Any]) -> Frame:
         name = self._name(asked)
-        self._check_seen(asked, self._numbers(name)[1], "run")
+        self._check_seen(asked, sum(lane.active for lane in self._meant(name)), "run")
         return {"text": f"Reset {clipped(name)}; {self._lanes.reset(name)} jobs were given up"}
 
     def _check_seen(self, asked: Mapping[str, Any], there: int, what: str) -> None:
@@ -199,28 +207,22 @@ class Actions:
             raise RefusedError(404, "there is no such job any more")
         return job
 
-    def _state(self, name: str) -> tuple[bool, float | None]:
-        """Whether the lanes that ``name`` means are paused, and until when."""
+    def _meant(self, name: str) -> list[LaneStatistics | SessionStatistics]:
+        """Return the statistics of the lanes that ``name`` means."""
         if name.startswith("session:"):
-            session = self._lanes.session(name.removeprefix("session:")).statistics()
-            return session.paused, session.paused_until
-        row = self._members(name)
-        return all(lane.paused for lane in row), row[0].paused_until
+            return [self._lanes.session(name.removeprefix("session:")).statistics()]
+        members = members_of(self._lanes, name) or [self._lanes.lane(name)]
+        return [lane.statistics() for lane in members]
 
-    def _numbers(self, name: str) -> tuple[int, int]:
-        """How many jobs wait, and run, in the lanes that ``name`` means."""
-        if name.startswith("session:"):
-            session = self._lanes.session(name.removeprefix("session:"))
-            return session.waiting, session.active
-        row = self._members(name)
-        return sum(lane.waiting for lane in row), sum(lane.active for lane in row)
+    def _pause_of(self, name: str) -> tuple[bool, float | None]:
+        """Return whether the lanes that ``name`` means are paused, and until when."""
+        meant = self._meant(name)
+        return all(lane.paused for lane in meant), meant[0].paused_until
 
-    def _members(self, name: str) -> list[Any]:
-        lanes = self._lanes.statistics().lanes
-        if name in lanes:
-            return [lanes[name]]
-        row = [lane for other, lane in lanes.items() if self._lanes.lane(other).label == name]
-        return row or [self._lanes.lane(name).statistics()]
+
+def members_of(lanes: Lanes, name: str) -> list[Lane]:
+    """Return the lane with that name, or the lanes of a template; without any of them, none."""
+    return [lane for lane in lanes.lanes() if name in (lane.name, lane.label)]
 
 
 def whole(asked: Mapping[str, Any], field: str) -> int:

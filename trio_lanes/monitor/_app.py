@@ -6,7 +6,7 @@ import html
 import inspect
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, Final, TypeAlias, final
@@ -23,12 +23,13 @@ from trio_lanes.durable import DurableLanes
 from ._actions import Actions, RefusedError
 from ._durable import Durable
 from ._ended import ended
-from ._frames import Frame, Frames
+from ._frames import Frames
 from ._guard import HEADERS, Authorize, Guard, Role, policy
 from ._history import History
-from ._notes import Notes, clipped
+from ._notes import Notes
 from ._records import Records
 from ._search import JobSearch
+from ._shown import Frame, clipped
 from ._story import lane_story, session_story, story
 from ._whatif import WhatIf
 
@@ -36,7 +37,6 @@ MAX_VIEWERS: Final = 32
 _MAX_BYTES: Final = 4096  # of an action
 _MAX_HISTORY: Final = 1000
 _MAX_WANTED: Final = 200  # characters that are looked for
-_LIMIT_DIGITS: Final = 6
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
 _BODY_SECONDS: Final = 10.0  # seconds that the body of an action may take
 
@@ -93,16 +93,16 @@ class _Page:
         self._guard: Final = guard
         self._title: Final = title
         self._notes: Final = Notes(lanes)
-        self._records: Final = Records(lanes)
-        self._frames: Final = Frames(lanes, self._notes, self._records)
+        records = Records(lanes)
+        self._frames: Final = Frames(lanes, self._notes, records)
         self._actions: Final = Actions(lanes, self._frames, self._notes)
         self._store: Final = None if durable is None else Durable(durable, self._notes)
         if self._store is not None:
             for verb in (self._store.requeue, self._store.retry, self._store.promote):
                 self._actions.verbs[verb.__name__] = verb
-        self._hours: Final = History(lanes, self._notes, self._records)
-        self._search: Final = JobSearch(lanes, self._frames, self._records)
-        self._what_if: Final = WhatIf(lanes, self._records)
+        self._hours: Final = History(lanes, self._notes, records)
+        self._search: Final = JobSearch(lanes, self._frames)
+        self._what_if: Final = WhatIf(lanes, records)
         folder = files(__package__).joinpath("static")
         self._html: Final = folder.joinpath("page.html").read_text(encoding="utf-8")
         self._files: Final = {
@@ -173,84 +173,53 @@ class _Page:
         await self._role(request)
         if self._frames.viewers >= MAX_VIEWERS:
             raise RefusedError(503, f"{MAX_VIEWERS} viewers look already; try again later")
-        headers = {**HEADERS, "X-Accel-Buffering": "no"}
-        self._frames.enter()  # before a checkpoint, so that the bound on viewers holds
-        return _Stream(
-            self._frames.leave,
-            _EventStream(self._frames),
-            media_type="text/event-stream",
-            headers=headers,
-        )
+        return _Stream(self._frames)
 
     # ---- what is answered with JSON
 
     @property
     def _answers(self) -> dict[str, Answer]:
+        frames, store = self._frames, self._store
         return {
             # what this connection may do, and the token that its actions need
-            "/access": lambda request, role: {
+            "/access": lambda asked, role: {
                 "role": role,
                 "token": self._guard.token if role == "operate" else "",
             },
-            "/history": self._history,
-            "/job/{number:int}": self._story,
-            "/session/{key:path}": self._session,
-            "/lane/{key:path}": self._lane,
-            "/find": self._find,
-            "/ended": self._ended,
-            "/hour": lambda request, role: self._hours.hour(request.query_params.get("lane", "")),
-            "/replay": self._replay,
-            "/durable": lambda request, role: self._store and self._store.view(),
-            "/durable/{number:int}": lambda request, role: (
-                self._store
-                and self._store.story(request.path_params["number"], operates=role == "operate")
+            # the last records, for a page that has just been opened, or has missed frames
+            "/history": lambda asked, role: {
+                "ended": frames.history(_number(asked, "after", "0"), _MAX_HISTORY)
+            },
+            "/job/{number:int}": self._job,
+            "/session/{key:path}": lambda asked, role: session_story(
+                self._lanes, frames, asked.path_params["key"]
+            ),
+            "/lane/{key:path}": lambda asked, role: lane_story(
+                self._lanes, frames, asked.path_params["key"]
+            ),
+            "/find": lambda asked, role: self._search.find(
+                asked.query_params.get("text", "")[:_MAX_WANTED]
+            ),
+            # what has ended, by error and name
+            "/ended": lambda asked, role: ended(
+                frames.records,
+                error=asked.query_params.get("error"),
+                name=asked.query_params.get("name"),
+            ),
+            "/hour": lambda asked, role: self._hours.hour(asked.query_params.get("lane", "")),
+            # what another limit of a lane would have done in the last minutes
+            "/replay": lambda asked, role: self._what_if.ask(
+                asked.query_params.get("lane", ""), _number(asked, "limit", "", digits=6)
+            ),
+            "/durable": lambda asked, role: store and store.view(),
+            "/durable/{number:int}": lambda asked, role: (
+                store and store.story(asked.path_params["number"], operates=role == "operate")
             ),
         }
 
-    def _history(self, request: Request, role: Role) -> Frame:
-        """The last records, for a page that has just been opened, or has missed frames."""
-        try:
-            after = int(request.query_params.get("after", "0"))
-        except ValueError:
-            raise RefusedError(400, "after must be a number") from None
-        return {"ended": self._frames.history(after, _MAX_HISTORY)}
-
-    async def _story(self, request: Request, role: Role) -> Frame | None:
+    async def _job(self, request: Request, role: Role) -> Frame | None:
         job = await self._search.job(request.path_params["number"])
         return None if job is None else story(self._lanes, self._frames, job)
-
-    def _session(self, request: Request, role: Role) -> Frame:
-        """The first jobs of one session."""
-        key = request.path_params["key"]
-        try:
-            found = session_story(self._lanes, self._frames, key)
-        except ValueError:
-            raise RefusedError(404, "there is no such session") from None
-        return {**found, "ended": ended(self._records, session=key)}
-
-    def _lane(self, request: Request, role: Role) -> Frame | None:
-        """The first jobs of one lane, or of the lanes of a template."""
-        key = request.path_params["key"]
-        found = lane_story(self._lanes, self._frames, key)
-        return found and {**found, "ended": ended(self._records, lane=key)}
-
-    async def _find(self, request: Request, role: Role) -> Frame:
-        text = request.query_params.get("text", "")[:_MAX_WANTED]
-        if not text.strip():
-            raise RefusedError(400, "there is no text to look for")
-        return await self._search.find(text)
-
-    def _ended(self, request: Request, role: Role) -> Frame:
-        """What has ended, by error and name."""
-        asked = request.query_params
-        return ended(self._records, **{by: asked[by] for by in ("error", "name") if by in asked})
-
-    async def _replay(self, request: Request, role: Role) -> Frame:
-        """What another limit of a lane would have done in the last minutes."""
-        limit = request.query_params.get("limit", "")
-        if not (limit.isascii() and limit.isdecimal() and len(limit) <= _LIMIT_DIGITS):
-            raise RefusedError(400, "limit must be a whole number")
-        return await self._what_if.ask(request.query_params.get("lane", ""), int(limit))
 
     # ---- actions
 
@@ -266,40 +235,38 @@ class _Page:
 
 
 @final
-class _EventStream:
-    """The server-sent events for one viewer. No generator: a viewer may leave at any await."""
+class _Stream(StreamingResponse):
+    """The frames as server-sent events for one viewer, who looks until it has ended."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames: Final = frames
-        self._number = 0
-        self._ends_at: Final = trio.current_time() + _STREAM_SECONDS
-
-    def __aiter__(self) -> _EventStream:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if trio.current_time() >= self._ends_at:
-            raise StopAsyncIteration
-        first = b"" if self._number else b"retry: 1000\n\n"
-        self._number, frame = await self._frames.after(self._number)
-        return b"%sid: %d\ndata: %s\n\n" % (first, self._number, frame)
-
-
-@final
-class _Stream(StreamingResponse):
-    """A stream for one viewer, who looks until it has ended, however it ends."""
-
-    def __init__(
-        self, leave: Callable[[], None], events: AsyncIterator[bytes], **options: Any
-    ) -> None:
-        super().__init__(events, **options)
-        self._leave: Final = leave
+        self._events: Final = self._follow()
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        super().__init__(self._events, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, *args: Any) -> None:
-        try:
-            await super().__call__(*args)
-        finally:
-            self._leave()
+        with self._frames.viewed():  # no checkpoint was since the number of viewers was looked at
+            async with aclosing(self._events):  # a viewer may leave at any await
+                await super().__call__(*args)
+
+    async def _follow(self) -> AsyncGenerator[bytes, None]:
+        ends_at, number = trio.current_time() + _STREAM_SECONDS, 0
+        yield b"retry: 1000\n\n"
+        while trio.current_time() < ends_at:
+            number, frame = await self._frames.after(number)
+            yield b"id: %d\ndata: %s\n\n" % (number, frame)
+
+
+def _number(request: Request, name: str, default: str, digits: int = 12) -> int:
+    """Return a whole number of the query.
+
+    Raises:
+      RefusedError: if it is none, or has more than ``digits``.
+    """
+    text = request.query_params.get(name, default)
+    if not (text.isascii() and text.isdecimal() and len(text) <= digits):
+        raise RefusedError(400, f"{name} must be a whole number")
+    return int(text)
 
 
 async def _body(request: Request) -> object:

@@ -24,8 +24,9 @@ from trio_lanes.durable import (
 )
 
 from ._actions import RefusedError, whole
-from ._frames import MAX_ROWS, Frame, problems_of
-from ._notes import Notes, clipped
+from ._frames import problems_of
+from ._notes import Notes
+from ._shown import MAX_ROWS, Frame, clipped
 from ._story import root_of
 
 EVERY: Final = 2.0  # seconds

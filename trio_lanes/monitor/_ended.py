@@ -13,9 +13,9 @@ from typing import Final
 
 import trio
 
-from ._frames import Frame, ended_frame, quantiles
-from ._notes import clipped
+from ._frames import ended_frame, quantiles
 from ._records import EndedRun, Records
+from ._shown import Frame, clipped
 
 _MAX_GROUPS: Final = 30
 _LAST_FAILURES: Final = 20

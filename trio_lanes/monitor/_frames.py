@@ -14,20 +14,22 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice, takewhile
-from typing import Any, Final, final
+from typing import Any, Final, Generic, TypeVar, final
 from weakref import WeakValueDictionary
 
 import trio
 
 from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics
 
-from ._notes import Notes, clipped
-from ._records import EndedRun, Records
+from ..replay._capture import RunFacts, facts_of
+from ._notes import Notes
+from ._records import EndedRun, Records, Step
+from ._shown import MAX_ROWS, Frame, clipped, shown
 
 INTERVAL: Final = 0.25  # seconds between two frames, at least
-MAX_ROWS: Final = 60
 MAX_RUNNING: Final = 24  # jobs of a row
 MAX_HEAD: Final = 8
 MAX_FRAME_JOBS: Final = 200  # jobs of a frame
@@ -39,7 +41,26 @@ _JOBS_READ: Final = 1000  # jobs that are read for them, or twice as many as ses
 _MAX_LANES: Final = 200  # that are read
 _COMPARED_SECONDS: Final = 300.0  # seconds over which waits are compared
 
-Frame = dict[str, Any]
+
+T = TypeVar("T")
+
+
+@final
+class _Seldom(Generic[T]):
+    """What is looked up once a second, or so rarely that it takes a fiftieth of the time."""
+
+    def __init__(self, look: Callable[[float], T]) -> None:
+        self._look: Final = look
+        self._next_at = -math.inf
+        self._found: T
+
+    def at(self, now: float) -> T:
+        """Return what was found last."""
+        if now >= self._next_at:
+            began = time.perf_counter()
+            self._found = self._look(now)
+            self._next_at = now + max(1.0, 50 * (time.perf_counter() - began))
+        return self._found
 
 
 @final
@@ -49,7 +70,7 @@ class Frames:
     def __init__(self, lanes: Lanes, notes: Notes, records: Records) -> None:
         self._lanes: Final = lanes
         self._notes: Final = notes
-        self._records: Final = records
+        self.records: Final = records
         self.viewers = 0
         self.number = 0
         """The number of the last frame."""
@@ -57,27 +78,25 @@ class Frames:
         self._made_at = -math.inf
         self._making: Final = trio.Lock()
         self._shown: Final[WeakValueDictionary[int, Job[Any]]] = WeakValueDictionary()
-        self._quantiles: dict[str, tuple[float, ...]] = {}
-        self._quantiles_at = -math.inf
+        self._quantiles: Final = _Seldom(lambda now: _quantiles(records, now))
+        self._health: Final = _Seldom(lambda now: problems_of(lanes.health()))
+        self._longest: Final = _Seldom(self._sessions_by_wait)
         self._sent_record = 0
         self._keys: list[str] = []
         self._found: list[tuple[int, int, str]] = []  # of the sessions looked at so far
         self._sessions: list[Frame] = []
-        self._health: list[Frame] = []
-        self._health_at = -math.inf
-        self._longest: Frame = {}
-        self._longest_at = -math.inf
 
-    def enter(self) -> None:
-        """A viewer begins to look."""
+    @contextmanager
+    def viewed(self) -> Iterator[None]:
+        """While a viewer looks."""
         self.viewers += 1
-        self._records.look()
-
-    def leave(self) -> None:
-        """A viewer looks no more."""
-        self.viewers -= 1
-        if not self.viewers:
-            self._records.look_away()
+        self.records.look()
+        try:
+            yield
+        finally:
+            self.viewers -= 1
+            if not self.viewers:
+                self.records.look_away()
 
     async def after(self, number: int) -> tuple[int, bytes]:
         """Return the number and the JSON of a frame that is later than ``number``. A checkpoint.
@@ -96,14 +115,14 @@ class Frames:
 
     def history(self, after: int, most: int) -> list[Frame]:
         """Return the last ``most`` records after number ``after``, the newest first."""
-        return [ended_frame(record) for record in islice(self._records.after(after), most)]
+        return [ended_frame(record) for record in islice(self.records.after(after), most)]
 
     def make(self) -> Frame:
         """Make the next frame, now."""
         now = trio.current_time()
         self.number += 1
         self._made_at = now
-        self._records.next_frame()
+        self.records.next_frame()
         statistics = self._lanes.statistics()
         jobs: list[Frame] = []
         untils = {
@@ -114,8 +133,8 @@ class Frames:
         rows = self._rows(statistics.lanes, untils, now, jobs)
         each = list(statistics.lanes.values())
         oldest = max(rows, key=lambda row: row["oldest"], default=None)
-        ended = [ended_frame(record) for record in self._records.after(self._sent_record)]
-        self._sent_record = self._records.last
+        ended = [ended_frame(record) for record in self.records.after(self._sent_record)]
+        self._sent_record = self.records.last
         return {
             "n": self.number,
             "at": round(now, 4),
@@ -130,9 +149,9 @@ class Frames:
                 "oldest_lane": oldest["name"] if oldest and oldest["oldest"] else "",
                 "limit": _number(sum(lane.concurrency for lane in each)),
                 **_sums(each, "slots", "lent", "finished", "failed", "cancelled"),
-                "quantiles": self._quantiles.get(""),
+                "quantiles": self._quantiles.at(now).get(""),
             },
-            "health": self._problems(now),
+            "health": self._health.at(now),
             "lanes": rows,
             "groups": [
                 {
@@ -146,36 +165,25 @@ class Frames:
             ],
             "jobs": jobs,
             "ended": ended,
-            "record": self._records.last,
+            "record": self.records.last,
             "sessions": self._look_at_sessions(),
-            "longest": self._sessions_by_wait(statistics.lanes, now),
+            "longest": self._longest.at(now),
             "notes": self._notes.last(),
         }
 
     # ---- lanes
 
-    def _problems(self, now: float) -> list[Frame]:
-        """Return what `Lanes.health` finds. It may take long if many lanes have long waits: then it
-        is asked so rarely that it takes a fiftieth of the time."""
-        if now >= self._health_at:
-            began = time.perf_counter()
-            self._health = problems_of(self._lanes.health())
-            self._health_at = now + max(1.0, 50 * (time.perf_counter() - began))
-        return self._health
-
     def _rows(
         self, lanes: Any, held: Mapping[str, float | None], now: float, jobs: list[Frame]
     ) -> list[Frame]:
-        if now >= self._quantiles_at + 1:
-            self._quantiles_at = now
-            self._quantiles = _quantiles(self._records, now)
+        quantiles = self._quantiles.at(now)
         by_label: dict[str, list[tuple[str, LaneStatistics]]] = defaultdict(list)
         for name, lane in lanes.items():
             by_label[self._lanes.lane(name).label].append((name, lane))
         rows = []
         for label, members in list(by_label.items())[:MAX_ROWS]:
             each = [lane for _, lane in members]
-            row = _row(label, each, held.get(label), self._quantiles.get(label))
+            row = _row(label, each, held.get(label), quantiles.get(label))
             rows.append(row)
             for name, lane in members:
                 if len(jobs) >= MAX_FRAME_JOBS:
@@ -187,7 +195,7 @@ class Frames:
     def _window(self, name: str) -> Iterator[Frame]:
         lane = self._lanes.lane(name)
         for job in lane.running(MAX_RUNNING):
-            self._records.see(job)
+            self.records.steps.see(job)
             yield self.brief(job)
         for job in lane.head(MAX_HEAD):
             if job.state is JobState.WAITING:  # else it is readmitted, and was shown
@@ -197,20 +205,11 @@ class Frames:
         """Return what every viewer is shown of ``job``, which can be asked for from now on."""
         self._shown[job.id] = job
         return {
-            "id": job.id,
-            "name": clipped(job.name),
-            "session": None if job.session is None else clipped(job.session),
-            "lane": clipped(job.lane),
-            "label": clipped(job.lane_label),
-            "state": job.state.value,
+            **_facts(facts_of(job, None, ()), self.records.steps.of(job.id)),
             "slot": job.slot,
             "cancel": job.cancel_called,
             "priority": job.priority,
-            "submitted": round(job.submitted_at, 3),
             "since": _time(job.waiting_since),
-            "started": _time(job.started_at),
-            "finished": _time(job.finished_at),
-            "steps": [(round(at, 3), state) for at, state in self._records.steps.get(job.id, ())],
         }
 
     def line(self, job: Job[Any]) -> Frame:
@@ -221,15 +220,13 @@ class Frames:
 
     # ---- sessions
 
-    def _sessions_by_wait(self, lanes: Mapping[str, LaneStatistics], now: float) -> Frame:
-        """Return the sessions that wait longest, of all sessions. A second old at most.
+    def _sessions_by_wait(self, now: float) -> Frame:
+        """Return the sessions that wait longest, of all sessions.
 
         A lane keeps its jobs in the order of their waits, so that the first jobs of each lane are
         enough. Behind the last that was read of a lane no session is named, as it could be another.
         """
-        if now < self._longest_at + 1:
-            return self._longest
-        self._longest_at = now
+        lanes = self._lanes.statistics().lanes
         waiting = sorted(((x.oldest_wait, name) for name, x in lanes.items() if x.waiting))[::-1]
         known_until = now - waiting[_MAX_LANES][0] if len(waiting) > _MAX_LANES else math.inf
         each = max(2 * _MAX_LONGEST_WAITS, _JOBS_READ // max(1, len(waiting)))
@@ -248,11 +245,8 @@ class Frames:
             if session is not None:
                 found.setdefault(session, since)
         whole = len(found) == _MAX_LONGEST_WAITS or known_until == math.inf
-        self._longest = {
-            "sessions": [self._numbers(key, since) for key, since in found.items()],
-            "whole": whole,
-        }
-        return self._longest
+        sessions = [self._numbers(key, since) for key, since in found.items()]
+        return {"sessions": sessions, "whole": whole}
 
     def _numbers(self, key: str, since: float | None) -> Frame:
         session = self._lanes.session(key)
@@ -302,6 +296,7 @@ def _row(
         "alive": len(each),
         "limit": _number(sum(lane.concurrency for lane in each)),
         **_sums(each, "slots", "active", "lent", "cancelling", "overdue", "abandoned", "waiting"),
+        **_sums(each, "started", "finished", "succeeded", "failed", "cancelled"),
         "in_sessions": sum(lane.waiting_in_sessions for lane in each),
         "in_lane": sum(lane.waiting_in_lane for lane in each),
         "oldest": round(max(lane.oldest_wait for lane in each), 3),
@@ -309,7 +304,6 @@ def _row(
         "paused_until": _time(first.paused_until),
         "rate_until": _time(max((until for until in untils if until is not None), default=None)),
         "rates": [_rate(rate) for rate in first.rates] if len(each) == 1 else [],
-        **_sums(each, "started", "finished", "succeeded", "failed", "cancelled"),
         "quantiles": quantiles,
     }
 
@@ -331,30 +325,30 @@ def _rate(rate: RateStatistics) -> Frame:
     }
 
 
-def problems_of(problems: Iterable[Problem]) -> list[Frame]:
+def problems_of(problems: Sequence[Problem]) -> list[Frame]:
     """Return what every viewer is shown of what is wrong."""
-    words = ("kind", "lane", "text", "advice")
-    return [
-        {"job": one.job, **{word: clipped(getattr(one, word), 300) for word in words}}
-        for one in islice(problems, MAX_ROWS)
-    ]
+    found: list[Frame] = shown(problems, longest=300)
+    return found
 
 
 def ended_frame(record: EndedRun) -> Frame:
     """Return what every viewer is shown of a job that has ended."""
-    run = record.run
+    reason = record.text and f"{record.error}: {record.text}"
+    return {**_facts(record.run, record.steps), "reason": reason}
+
+
+def _facts(run: RunFacts, steps: Iterable[Step]) -> Frame:
     return {
         "id": run.id,
         "name": clipped(run.name),
         "session": None if run.session is None else clipped(run.session),
         "lane": clipped(run.lane),
         "label": clipped(run.label),
+        "state": run.state,
         "submitted": round(run.submitted, 3),
         "started": _time(run.started),
         "finished": _time(run.finished),
-        "state": run.state,
-        "reason": record.text and f"{record.error}: {record.text}",
-        "steps": [(round(at, 3), state) for at, state in record.steps],
+        "steps": [(round(at, 3), state) for at, state in steps],
     }
 
 

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from typing import Final, Literal, TypeAlias, final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import HTTPConnection
 
@@ -78,14 +78,15 @@ def _from_this_site(connection: HTTPConnection) -> bool:
     origin = connection.headers.get("origin")
     if origin is None:
         return connection.headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-    return _netloc(origin) == connection.headers.get("host", "").lower()
+    netloc = _parts(origin).netloc.lower()
+    return netloc != "" and netloc == connection.headers.get("host", "").lower()
 
 
 def _is_loopback(connection: HTTPConnection) -> bool:
     client = connection.client
     if client is None or not _is_loopback_address(client.host):
         return False
-    return is_loopback_host(_hostname(f"//{connection.headers.get('host', '')}"))
+    return is_loopback_host(_parts(f"//{connection.headers.get('host', '')}").hostname)
 
 
 def is_loopback_host(host: str | None) -> bool:
@@ -100,15 +101,9 @@ def _is_loopback_address(address: str) -> bool:
         return False
 
 
-def _hostname(url: str) -> str | None:
+def _parts(url: str) -> SplitResult:
+    """Return the parts of ``url``, which are empty if it is none."""
     try:
-        return urlsplit(url).hostname
+        return urlsplit(url)
     except ValueError:
-        return None
-
-
-def _netloc(url: str) -> str | None:
-    try:
-        return urlsplit(url).netloc.lower()
-    except ValueError:
-        return None
+        return urlsplit("")

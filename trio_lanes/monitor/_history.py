@@ -16,9 +16,9 @@ import trio
 
 from trio_lanes import Lanes
 
-from ._frames import MAX_ROWS, Frame
 from ._notes import Notes
 from ._records import Records
+from ._shown import MAX_ROWS, Frame
 
 logger: Final = logging.getLogger("trio_lanes.monitor")
 

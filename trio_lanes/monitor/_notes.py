@@ -15,6 +15,8 @@ import trio
 
 from trio_lanes import Job, Lane, LaneDeadlockError, LaneInstrument, Lanes, SessionLane
 
+from ._shown import clipped
+
 MAX_NOTES: Final = 400
 _MAX_SHOWN: Final = 60  # in a frame
 MAX_NOTE_LENGTH: Final = 400  # characters of a text
@@ -133,11 +135,3 @@ class Notes(LaneInstrument):
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
         self.closing = True
         self.add("warning", "closing", "", f"the lanes take no new work: {reason}")
-
-
-def clipped(text: Any, longest: int = 120) -> str:
-    """Return ``text`` with at most ``longest`` characters, each of which JSON can carry."""
-    words = str(text)
-    if len(words) > longest:
-        words = words[: longest - 1] + "…"
-    return words.encode("utf-8", "replace").decode("utf-8")

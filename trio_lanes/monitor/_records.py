@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import traceback
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Final, NamedTuple, final
 
@@ -21,7 +22,7 @@ import trio
 from trio_lanes import Job, JobState, LaneInstrument, Lanes, context_free
 
 from ..replay._capture import RunFacts, facts_of
-from ._notes import clipped
+from ._shown import clipped
 
 MAX_NEW: Final = 100
 MAX_RECORDS: Final = 4000
@@ -55,8 +56,56 @@ class EndedRun(NamedTuple):
 
 
 @final
-class Records:
-    """The ring, and the instruments that fill it while viewers look."""
+class SlotSteps(LaneInstrument):
+    """The times at which running jobs lost or regained a slot, or were cancelled."""
+
+    def __init__(self) -> None:
+        self._steps: Final[dict[int, list[Step]]] = {}  # {id of a job that has not ended: steps}
+
+    def of(self, id: int) -> Sequence[Step]:
+        """Return the steps of a job that has not ended."""
+        return self._steps.get(id, ())
+
+    def of_slot(self, id: int) -> tuple[Step, ...]:
+        """Return those that are states of its slot."""
+        return tuple(step for step in self.of(id) if step[1] != "cancelling")
+
+    def see(self, job: Job[Any]) -> None:
+        """A frame shows ``job``, which runs. No hook tells when a job wants a lent slot back."""
+        if job.slot == "wanted" and [state for _, state in self.of_slot(job.id)][-1:] != ["wanted"]:
+            self._add(job, "wanted")
+
+    def forget(self, id: int) -> None:
+        """Forget a job, which has ended."""
+        self._steps.pop(id, None)
+
+    def clear(self) -> None:
+        """Forget all jobs."""
+        self._steps.clear()
+
+    def _add(self, job: Job[Any], state: str) -> None:
+        if job.id not in self._steps and len(self._steps) >= _MAX_TRACKED:
+            self._steps.pop(next(iter(self._steps)))
+        self._steps.setdefault(job.id, []).append((trio.current_time(), state))
+
+    # ---- hooks
+
+    def job_lent(self, job: Job[Any]) -> None:
+        self._add(job, "lent")
+
+    def job_readmitted(self, job: Job[Any]) -> None:
+        self._add(job, "wanted")
+
+    def job_regained(self, job: Job[Any]) -> None:
+        self._add(job, "held")
+
+    def job_cancel_called(self, job: Job[Any], reason: str | None) -> None:
+        self._add(job, "cancelling")
+
+
+@final
+class Records(LaneInstrument):
+    """The rings, and the hook that fills them while it is added to the lanes."""
 
     def __init__(self, lanes: Lanes) -> None:
         self.ring: Final[deque[EndedRun]] = deque(maxlen=MAX_RECORDS)
@@ -65,15 +114,13 @@ class Records:
         """{(error, name of the job): (when, the last traceback)}"""
         self.last = 0
         """The number of the last record."""
-        self.steps: Final[dict[int, list[Step]]] = {}
-        """{id of a job that has not ended: its steps}"""
+        self.steps: Final = SlotSteps()
+        """Of jobs that have not ended, while a viewer looks."""
         self.since = math.inf
         """Since when each job that has ended is in the ring with all of its steps, or has left it
         for a later one; infinity while no viewer looks."""
         self._lanes: Final = lanes
         self._left = MAX_NEW
-        self._ends: Final = _Ends(self)
-        self._slots: Final = _Slots(self)
         self._listens = self._looks = False
         self.next_frame()
 
@@ -81,7 +128,7 @@ class Records:
         """Begin to record the steps of jobs as well: a viewer looks."""
         if not self._looks:
             self._looks = True
-            self._lanes.add_instrument(self._slots)
+            self._lanes.add_instrument(self.steps)
             self.since = trio.current_time()
             self.next_frame()
 
@@ -89,7 +136,7 @@ class Records:
         """Record no steps: no viewer looks."""
         self._looks = False
         self.since = math.inf
-        _remove(self._lanes, self._slots)
+        _remove(self._lanes, self.steps)
         self.steps.clear()
 
     def next_frame(self) -> None:
@@ -99,33 +146,32 @@ class Records:
             self._listens = True
             if self._looks:
                 self.since = trio.current_time()
-            self._lanes.add_instrument(self._ends)
+            self._lanes.add_instrument(self)
 
     def after(self, seq: int) -> Iterable[EndedRun]:
         """Return the records that came after number ``seq``, the newest first."""
         return takewhile(lambda record: record.seq > seq, reversed(self.ring))
 
-    def _mute(self) -> None:
-        self.since = math.inf
-        self._listens = False
-        _remove(self._lanes, self._ends)
-
-    def add(self, job: Job[Any]) -> None:
-        """Record ``job``, which has ended."""
-        run = facts_of(job, _parent(job), tuple(self.slots(job.id)))
-        steps = self.steps.pop(job.id, ())
+    @context_free
+    def job_finished(self, job: Job[Any]) -> None:
+        parent = None if job.parent is None else job.parent.id
+        run = facts_of(job, parent, self.steps.of_slot(job.id))
+        steps = tuple(self.steps.of(job.id))
+        self.steps.forget(job.id)
         self.last += 1
         error = job.outcome.error if isinstance(job.outcome, outcome.Error) else None
         kind = "" if error is None else clipped(type(error).__name__)
         text = "" if error is None else _said(error)
-        record = EndedRun(self.last, run, tuple(steps), kind, text, job.waits)
+        record = EndedRun(self.last, run, steps, kind, text, job.waits)
         self.ring.append(record)
         if error is not None and job.state is JobState.FAILED:
             self.failures.append(record)
             self._trace((kind, run.name), error)
         self._left -= 1
         if self._left <= 0:
-            self._mute()
+            self.since = math.inf
+            self._listens = False
+            _remove(self._lanes, self)
 
     def _trace(self, key: tuple[str, str], error: BaseException) -> None:
         """Keep the traceback of ``error``, unless there is one that is less than a second old."""
@@ -137,23 +183,6 @@ class Records:
             if len(self.traces) > _MAX_TRACES:
                 del self.traces[next(iter(self.traces))]
 
-    def slots(self, id: int) -> Iterable[Step]:
-        """Yield the states of the slot of a job that has not ended."""
-        return [step for step in self.steps.get(id, ()) if step[1] != "cancelling"]
-
-    def see(self, job: Job[Any]) -> None:
-        """A frame shows ``job``, which runs. No hook tells when a job wants a lent slot back."""
-        if job.slot == "wanted":
-            steps = [*self.slots(job.id)]
-            if not steps or steps[-1][1] != "wanted":
-                self.step(job, "wanted")
-
-    def step(self, job: Job[Any], state: str) -> None:
-        """``job``, which runs, is in ``state`` from now on."""
-        if job.id not in self.steps and len(self.steps) >= _MAX_TRACKED:
-            self.steps.pop(next(iter(self.steps)))
-        self.steps.setdefault(job.id, []).append((trio.current_time(), state))
-
 
 def _said(error: BaseException) -> str:
     try:
@@ -162,41 +191,6 @@ def _said(error: BaseException) -> str:
         return "its text cannot be had"
 
 
-def _parent(job: Job[Any]) -> int | None:
-    parent = job.parent
-    return None if parent is None else parent.id
-
-
 def _remove(lanes: Lanes, instrument: LaneInstrument) -> None:
-    try:
+    with suppress(KeyError):  # a hook of it has raised, which was logged
         lanes.remove_instrument(instrument)
-    except KeyError:  # a hook of it has raised, which was logged
-        pass
-
-
-@final
-class _Ends(LaneInstrument):
-    def __init__(self, records: Records) -> None:
-        self._records: Final = records
-
-    @context_free
-    def job_finished(self, job: Job[Any]) -> None:
-        self._records.add(job)
-
-
-@final
-class _Slots(LaneInstrument):
-    def __init__(self, records: Records) -> None:
-        self._records: Final = records
-
-    def job_lent(self, job: Job[Any]) -> None:
-        self._records.step(job, "lent")
-
-    def job_readmitted(self, job: Job[Any]) -> None:
-        self._records.step(job, "wanted")
-
-    def job_regained(self, job: Job[Any]) -> None:
-        self._records.step(job, "held")
-
-    def job_cancel_called(self, job: Job[Any], reason: str | None) -> None:
-        self._records.step(job, "cancelling")

@@ -15,9 +15,9 @@ import trio
 
 from trio_lanes import Job, Lanes
 
-from ._frames import Frame, Frames, ended_frame
-from ._notes import clipped
-from ._records import Records
+from ._actions import RefusedError
+from ._frames import Frames, ended_frame
+from ._shown import Frame, clipped
 
 MAX_SEARCHED: Final = 100_000  # jobs that wait or run
 SEARCH_SECONDS: Final = 1.0
@@ -30,10 +30,9 @@ _MAX_MEMBERS: Final = 20  # of a ``meta`` or an owner that is a container
 class JobSearch:
     """Looks for jobs, sessions and lanes."""
 
-    def __init__(self, lanes: Lanes, frames: Frames, records: Records) -> None:
+    def __init__(self, lanes: Lanes, frames: Frames) -> None:
         self._lanes: Final = lanes
         self._frames: Final = frames
-        self._records: Final = records
 
     async def job(self, number: int) -> Job[Any] | None:
         """Return the job with that number that waits or runs, or that was shown and is kept.
@@ -47,8 +46,14 @@ class JobSearch:
         return found[0] if found else None
 
     async def find(self, text: str) -> Frame:
-        """Return what has ``text`` in its name, or that number. A checkpoint."""
+        """Return what has ``text`` in its name, or that number. A checkpoint.
+
+        Raises:
+          RefusedError: if the text is empty.
+        """
         wanted = text.strip().casefold()
+        if not wanted:
+            raise RefusedError(400, "there is no text to look for")
         number = int(wanted) if wanted.isascii() and wanted.isdecimal() else -1
 
         def has(id: int, name: str, session: str | None, *more: object) -> bool:
@@ -68,7 +73,7 @@ class JobSearch:
             jobs = [exact, *(job for job in jobs if job is not exact)][:MAX_FOUND]
         ended = (
             record
-            for record in reversed(self._records.ring)
+            for record in reversed(self._frames.records.ring)
             if has(record.run.id, record.run.name, record.run.session, record.run.owner)
         )
         sessions = (key for key in self._lanes.sessions() if wanted in key.casefold())

@@ -1,15 +1,22 @@
-"""A server for the page alone, under hypercorn."""
+"""A server for the page alone, by connections of hypercorn.
+
+Hypercorn's own server ends with all of its connections at an unexpected message of one client, for
+example data on a WebSocket that was not accepted. So its connections are opened here, and each
+fails alone.
+"""
 
 from __future__ import annotations
 
 import logging
 import socket
-from functools import partial
 from typing import Final
 
 import hypercorn
-import hypercorn.trio
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
 
 from trio_lanes import Lanes
 from trio_lanes.durable import DurableLanes
@@ -49,27 +56,19 @@ async def serve_monitor(
             f"a monitor on {host!r} can be reached from other machines: give it authorize="
         )
     app = monitor(lanes, durable=durable, authorize=authorize, title=title)
-    listener = socket.create_server(
-        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-    )
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listener.getsockname()[1]}/"
     config = hypercorn.Config()
-    config.graceful_timeout = 0.1
     config.errorlog = None
-    with listener:
-        while True:
-            config.bind = [f"fd://{listener.dup().detach()}"]
-            has_begun = False
-            try:
-                async with trio.open_nursery() as nursery:
-                    serving = partial(hypercorn.trio.serve, app, config, mode="asgi")  # type: ignore[arg-type]
-                    await nursery.start(serving)
-                    has_begun = True
-                    task_status.started(url)
-                    task_status = trio.TASK_STATUS_IGNORED
-            except* Exception:
-                if not has_begun:
-                    raise  # a restart would fail, too
-                # On Trio, an unexpected message of one client ends hypercorn completely.
-                logger.exception("the server of the monitor has failed; it is restarted")
+    served, context = ASGIWrapper(app), WorkerContext(None)  # type: ignore[arg-type]
+
+    async def connected(stream: trio.SocketStream) -> None:
+        try:
+            await TCPServer(served, config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+        except* Exception:
+            logger.exception("the server of the monitor has failed at a client")
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family)
+    shown = f"[{host}]" if ":" in host else host
+    task_status.started(f"http://{shown}:{listener.getsockname()[1]}/")
+    listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
+    await trio.serve_listeners(connected, listeners)

@@ -14,8 +14,10 @@ import trio
 
 from trio_lanes import Cause, Job, JobState, Lane, Lanes, SessionLane
 
-from ._frames import Frame, Frames
-from ._notes import clipped
+from ._actions import RefusedError, members_of
+from ._ended import ended
+from ._frames import Frames
+from ._shown import Frame, clipped
 
 _MAX_HOLDERS: Final = 8  # of one root
 _MAX_PLACES: Final = 1000
@@ -25,43 +27,45 @@ _FEW_TO_LIST: Final = 2000  # waiting jobs of a session, of which the running on
 
 def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
     """Return all that the page shows of ``job``."""
-    now = trio.current_time()
-    found = frames.brief(job)
-    found["owner"] = clipped(job.owner) if job.owner is not None else None
-    parent = job.parent
-    found["parent"] = None if parent is None else frames.brief(parent)
-    found["at"] = round(now, 3)
-    found["place"] = None
-    lane = None
-    if not job.done:
+    found = {
+        **frames.brief(job),
+        "owner": None if job.owner is None else clipped(job.owner),
+        "parent": None if job.parent is None else frames.brief(job.parent),
+        "at": round(trio.current_time(), 3),
+        "place": None,
+        "waits": dict(job.waits),
+        "roots": [] if job.done else [root_of(cause) for cause in job.root_causes()],
+    }
+    if job.state is JobState.WAITING:
         lane = lanes.lane(job.lane)
-        if job.state is JobState.WAITING:
-            head = lane.head(_MAX_PLACES)
-            found["place"] = head.index(job) + 1 if job in head else None
-            found["line"] = lane.statistics().waiting_in_lane
-    found["waits"] = dict(job.waits)
-    found["roots"] = [root_of(cause) for cause in ([] if job.done else job.root_causes())]
+        head = lane.head(_MAX_PLACES)
+        found["place"] = head.index(job) + 1 if job in head else None
+        found["line"] = lane.statistics().waiting_in_lane
     return found
 
 
 def session_story(lanes: Lanes, frames: Frames, key: str) -> Frame:
-    """Return the first jobs of a session.
+    """Return the first jobs of a session, and what has ended of it.
 
     Raises:
-      ValueError: if ``key`` cannot be a session.
+      RefusedError: if ``key`` cannot be a session.
     """
-    session = lanes.session(key)
+    try:
+        session = lanes.session(key)
+    except ValueError:
+        raise RefusedError(404, "there is no such session") from None
     few = session.waiting <= _FEW_TO_LIST
     jobs = session.jobs()[:_MAX_FIRST] if few else session.waiters(_MAX_FIRST)
-    return _listed(frames, key, [session], jobs)
+    return {**_listed(frames, key, [session], jobs), "ended": ended(frames.records, session=key)}
 
 
 def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
     """Return the first jobs that run in a lane, or in those of a template, and that wait longest.
 
-    Those that are overdue come first. None if there is no such lane.
+    Those that are overdue come first. It also has what has ended there. None if there is no such
+    lane.
     """
-    members = [lane for lane in lanes.lanes() if label in (lane.label, lane.name)]
+    members = members_of(lanes, label)
     if not members:
         return None
     some = members[:_MAX_FIRST]
@@ -70,7 +74,8 @@ def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
     running = list(dict.fromkeys((*overdue, *runs)))
     waiting = list(chain.from_iterable(lane.waiters(_MAX_FIRST) for lane in some))
     waiting.sort(key=lambda job: (job.waiting_since is None, job.waiting_since or 0, job.id))
-    return _listed(frames, label, members, [*running[:_MAX_FIRST], *waiting[:_MAX_FIRST]])
+    found = _listed(frames, label, members, [*running[:_MAX_FIRST], *waiting[:_MAX_FIRST]])
+    return {**found, "ended": ended(frames.records, lane=label)}
 
 
 def _listed(

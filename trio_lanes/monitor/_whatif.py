@@ -24,9 +24,8 @@ from ..replay import Recording
 from ..replay._capture import LimitHistory, RunFacts, facts_of
 from ..replay._recording import write_recording
 from ._actions import RefusedError
-from ._frames import Frame
-from ._notes import clipped
 from ._records import Records
+from ._shown import Frame, clipped
 
 REPLAYED_SECONDS: Final = 600.0  # seconds
 _FEWEST: Final = 5  # jobs
@@ -76,7 +75,7 @@ class WhatIf:
 
     def _present(self) -> Iterable[RunFacts]:
         for job in self._lanes.jobs():
-            yield facts_of(job, None, tuple(self._records.slots(job.id)))
+            yield facts_of(job, None, self._records.steps.of_slot(job.id))
 
 
 async def _replayed(file: Path, limits: dict[str, int]) -> Frame:
