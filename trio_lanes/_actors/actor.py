@@ -24,6 +24,7 @@ from .._queue.timers import Timer
 from .job import AnyJob
 from .mailbox import Mailbox
 from .options import LaneConfig
+from .wait_log import Account
 
 if TYPE_CHECKING:
     from .wait import RoomRequest
@@ -169,6 +170,7 @@ class Actor(Served, Pausable):
     """One lane, of either layer."""
 
     __slots__ = (
+        "account",
         "announced",
         "announced_until",
         "bounded",
@@ -212,6 +214,7 @@ class Actor(Served, Pausable):
         # Jobs that wait for room: of a global lane, all that are bound for it; of a session, those
         # that stand in the lines of global lanes
         self.entering = 0
+        self.account: Account | None = None  # of the waits of its jobs, if there is to be one
 
     @property
     @abstractmethod
@@ -247,6 +250,15 @@ class Actor(Served, Pausable):
         had_waiting, was_busy = self.announced
         waiting, busy = self.announced = bool(self.waiting), bool(self.waiting or self.active)
         return had_waiting and not waiting, was_busy and not busy
+
+    def account_from(self, now: float) -> Account:
+        """Account for the waits of its jobs from now on."""
+        self.account = Account(now)
+        return self.account
+
+    def drop_account(self) -> None:
+        """No job waits any more."""
+        self.account = None
 
     def watch(self, watched: bool) -> None:
         """Note whether a task waits until it runs nothing, or is empty."""

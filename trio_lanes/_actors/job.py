@@ -48,6 +48,7 @@ from .state import (
     JobState,
     Slot,
 )
+from .wait_log import waits
 
 if TYPE_CHECKING:
     from .._queue.timers import Timer
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from .options import ExtraOptions
     from .session import SessionActor
     from .wait import Wait, Waiter
-    from .wait_log import WaitLog
+    from .wait_log import Log
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -238,7 +239,6 @@ class Job(Generic[T_co]):
     _unhandled: bool  # whether its failure leaves the lanes, as in a nursery
     _ended_with: Any  # the value of its body, or the error for its waiters; set when it settles
     _traceback: TracebackType | None  # of that error; set when it settles, unless it succeeds
-    _log: WaitLog | None  # with wait_accounting, if it has waited
     # Written by the loop as well
     id: int
     submitted_at: float
@@ -266,6 +266,8 @@ class Job(Generic[T_co]):
     _costs: Mapping[str, float]  # what its start is to be charged, by unit
     _lenders: tuple[str | None, ...]  # why its tasks lend its slot, one for each task
     _slot_waiters: list[Task] | None  # that want it back
+    # Written by the accounts of waits
+    _log: Log | None  # with wait_accounting, if it has waited
     # Written by the workers
     _task: BodyTask | None  # that runs its body
     _scope: BodyScope | None  # of its body; None when it has settled
@@ -320,7 +322,7 @@ class Job(Generic[T_co]):
             return {}
         ended = self.finished_at if self.started_at is None else self.started_at
         now = self._keeper.current_time() if ended is None else ended
-        return self._log.read(now, now - self.submitted_at if self.id else 0.0)
+        return waits(self._log, now, now - self.submitted_at if self.id else 0.0)
 
     @property
     def owner(self) -> Hashable:
@@ -641,11 +643,6 @@ class Job(Generic[T_co]):
     def _let_failure_stay(self) -> None:
         """Undo `_let_failure_leave`."""
         self._unhandled = False
-
-    def _keep_log(self, log: WaitLog) -> WaitLog:
-        """Have ``log`` keep where its wait goes."""
-        self._log = log
-        return log
 
     def _keep_timer(self, timer: Timer) -> None:
         """Have ``timer`` cancelled when this job waits no more."""

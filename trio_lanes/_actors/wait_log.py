@@ -2,113 +2,111 @@
 
 An actor holds all but the first of its waiting jobs for the same cause at each time: it is paused,
 or it runs as many as it may, or others are before them. It keeps one account of that, and a job
-notes how the account stood when it came. Only the first has a cause of its own.
+notes how the account stood when it came, and when it left. Only the first has a cause of its own.
+Nothing is added up before `Job.waits` is read.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
 
 if TYPE_CHECKING:
     from .job import AnyJob
 
 _ROUNDING: Final = 1e-9  # seconds
 
+Mark: TypeAlias = tuple[str, float, float, float]
+"""How an account stands: its cause, since when, and the seconds up to then in which it was paused,
+and in which it was full."""
+
+Own: TypeAlias = tuple[str, float]
+"""A cause of one job, and until when it holds: from then on others are before the job."""
+
+Log: TypeAlias = tuple[Any, Mark | None, Any, Mark | None, Own, float]
+"""The wait of one job: the parts that are over, and the part that goes on.
+
+A bare tuple, since one is made for each part: the log before, or the seconds by cause before; how
+the account of that part stood at its end; the account of this part, None if the wait is over; how
+it stood at the begin, or None: the job has a cause of its own; that cause; when this part began.
+"""
+
+SHARED: Final[Own] = ("", math.inf)
+"""In the place of a cause of its own: the job waits for what the others of the account wait for."""
+
 
 @final
 class Account:
     """For how long an actor has held its jobs so far, by its pauses and as it was full."""
 
-    __slots__ = ("_full", "_paused", "_since", "cause", "head")
+    __slots__ = ("head", "mark")
 
     def __init__(self, now: float) -> None:
-        self.cause = "order"  # of all but the head; or "pause", or "session"
-        self.head: AnyJob | None = None
-        self._since = now
-        self._paused = self._full = 0.0  # seconds, up to then
+        # Of all but the head. The causes are "order", "pause" and "session"
+        self.mark: Mark = ("order", now, 0.0, 0.0)
+        self.head: AnyJob | None = None  # if it has a cause of its own
 
     def turn(self, cause: str, now: float) -> None:
         """Hold the jobs for ``cause`` from now on."""
-        self._paused, self._full = self.read(now)
-        self.cause, self._since = cause, now
-
-    def read(self, now: float) -> tuple[float, float]:
-        """Return the seconds so far of pauses, and as it was full."""
-        if self.cause == "order":
-            return self._paused, self._full
-        if self.cause == "pause":
-            return self._paused + now - self._since, self._full
-        return self._paused, self._full + now - self._since
+        held, since, paused, full = self.mark  # as `_read`, on the way of every job that waits
+        if held == "session":
+            full += now - since
+        elif held == "pause":
+            paused += now - since
+        self.mark = (cause, now, paused, full)
 
 
-@final
-class WaitLog:
-    """The wait of one job: the parts that are over, and the part that goes on."""
+def _read(mark: Mark, at: float) -> tuple[float, float]:
+    """Return the seconds of pauses, and as the actor was full, up to ``at``."""
+    cause, since, paused, full = mark
+    if cause == "pause":
+        return paused + at - since, full
+    return (paused, full + at - since) if cause == "session" else (paused, full)
 
-    __slots__ = ("_at_first", "_cause", "_seconds", "_since", "_until", "account")
 
-    def __init__(self) -> None:
-        self.account: Account | None = None  # of the part that goes on; None: there is none
-        self._seconds: dict[str, float] = {}
-        self._since = 0.0  # when the part that goes on began
-        self._at_first = (0.0, 0.0)  # how the account stood then
-        self._cause: str | None = None  # its own, as the head of the account
-        self._until = math.inf
+def added_up(log: Log, until: float) -> dict[str, float]:
+    """Return the seconds by cause; the part that goes on ends at ``until``."""
+    seconds: dict[str, float] = {}
+    mark = None if log[2] is None else log[2].mark
+    rest: Log | Mapping[str, float] | None = log
+    while isinstance(rest, tuple):
+        rest, mark_before, account, first_mark, own, since = rest
+        if account is not None and since < until:
+            _add_part(seconds, since, until, own, first_mark, mark)
+        until, mark = since, mark_before
+    for cause, more in (rest or {}).items():
+        seconds[cause] = seconds.get(cause, 0.0) + more
+    return seconds
 
-    @property
-    def alone(self) -> bool:
-        """Whether it waits for a cause of its own."""
-        return self._cause is not None
 
-    def follow(self, account: Account, now: float) -> None:
-        """Wait from now on for what the jobs of ``account`` wait for."""
-        if self.account is not None:
-            self.close(now)
-        self.account, self._since, self._cause = account, now, None
-        self._at_first = account.read(now)
+def _add_part(
+    seconds: dict[str, float],
+    since: float,
+    until: float,
+    own: tuple[str, float],
+    first: Mark | None,
+    last: Mark | None,
+) -> None:
+    parts = [(own[0], min(until, own[1]) - since)]
+    if first is not None:
+        assert last is not None
+        (paused, full), (before, full_before) = _read(last, until), _read(first, since)
+        parts = [("pause", paused - before), ("session", full - full_before)]
+    in_order = until - since
+    for cause, part in parts:
+        if part > 0:
+            seconds[cause] = seconds.get(cause, 0.0) + part
+            in_order -= part
+    if in_order > _ROUNDING:
+        seconds["order"] = seconds.get("order", 0.0) + in_order
 
-    def hold(self, account: Account, cause: str, now: float, until: float = math.inf) -> None:
-        """Wait from now on for ``cause``, and from ``until`` on because others are before it."""
-        if self._cause != cause or self._until != until or self.account is not account:
-            if self.account is not None:
-                self.close(now)
-            self.account, self._since, self._cause, self._until = account, now, cause, until
 
-    def close(self, now: float) -> None:
-        """End the part that goes on."""
-        if self._since < now:
-            self._add_part(self._seconds, now)
-        self.account = None
-
-    def read(self, now: float, in_all: float) -> Mapping[str, float]:
-        """Return the seconds by cause so far; all but those for room are ``in_all``."""
-        seconds = self._seconds.copy()
-        if self.account is not None:
-            self._add_part(seconds, now)
-        of_wait = [cause for cause in seconds if cause != "room"]
-        if of_wait:  # the differences of an account are rounded
-            longest = max(of_wait, key=seconds.__getitem__)
-            seconds[longest] += in_all - math.fsum(seconds[cause] for cause in of_wait)
-        return seconds
-
-    def _add_part(self, seconds: dict[str, float], now: float) -> None:
-        """Add the part that goes on to ``seconds``, up to now."""
-        in_order = now - self._since
-        if self._cause is not None:
-            alone = min(now, self._until) - self._since
-            if alone > 0:
-                seconds[self._cause] = seconds.get(self._cause, 0.0) + alone
-                in_order -= alone
-        else:
-            assert self.account is not None
-            (paused, full), (before, full_before) = self.account.read(now), self._at_first
-            if paused > before:
-                seconds["pause"] = seconds.get("pause", 0.0) + paused - before
-                in_order -= paused - before
-            if full > full_before:
-                seconds["session"] = seconds.get("session", 0.0) + full - full_before
-                in_order -= full - full_before
-        if in_order > _ROUNDING:
-            seconds["order"] = seconds.get("order", 0.0) + in_order
+def waits(log: Log, until: float, in_all: float) -> Mapping[str, float]:
+    """Return the seconds by cause up to ``until``; all but those for room are ``in_all``."""
+    seconds = added_up(log, until)
+    of_wait = [cause for cause in seconds if cause != "room"]
+    if of_wait:  # the differences of an account are rounded
+        longest = max(of_wait, key=seconds.__getitem__)
+        seconds[longest] += in_all - math.fsum(seconds[cause] for cause in of_wait)
+    return seconds

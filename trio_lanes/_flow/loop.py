@@ -126,7 +126,6 @@ class Scheduler:
         "_clocks",
         "_context",
         "_effects",
-        "_held",
         "_instruments",
         "_moved",
         "_next_arrival",
@@ -180,8 +179,7 @@ class Scheduler:
 
         self.accounts: Final = Accounts()
         self._accounting: Final = wait_accounting
-        self._moved: Final = self.accounts.moved  # stays empty without accounting, and so does:
-        self._held: Final = self.accounts.by_actor
+        self._moved: Final = self.accounts.moved  # stays empty without accounting
         self.registry: Final = Registry(self._ask_for_tokens, self._moved)
         self.lanes: Final = self.registry.lanes
         self.sessions: Final = self.registry.sessions
@@ -348,7 +346,7 @@ class Scheduler:
                     self._set_clock(clocks.popitem()[0])
                 else:
                     break
-            if self._moved or self._held:
+            if self._moved or self.accounts.changed:
                 self.accounts.settle(self.now)
         except BaseException as error:
             self.broke_down(error)
@@ -359,8 +357,6 @@ class Scheduler:
 
     def _serve_session(self, session: SessionActor) -> None:
         session.touched = False
-        if self._held:
-            self.accounts.changed[session] = None
         while session.waiting or session.rates.units or session.readmitting:
             forward = session.next_forward(self.now)
             if forward is None:
@@ -374,6 +370,8 @@ class Scheduler:
                 break
         if session.rates.units or session.timer is not None:
             self._limited(session, session)
+        if session.account is not None:
+            self.accounts.look_at_session(session, session.account, self.now)
         if self.room.length:
             self.room.look_at(session)
         if session.watched and not (session.waiting and session.running):
@@ -386,8 +384,6 @@ class Scheduler:
 
     def _serve_lane(self, lane: LaneActor) -> None:
         lane.touched = False
-        if self._held:
-            self.accounts.note_lane(lane)
         if lane.mailbox.count or not lane.plain:
             lane.begin_turn()
         group = lane.group
@@ -406,6 +402,8 @@ class Scheduler:
                 if self._effects or sessions:  # both come first: a session may take jobs back
                     lane.touch_first()
                     return
+        if lane.account is not None or (self._accounting and not lane.plain):
+            self.accounts.lane_served(lane, self.now)
         if lane.slot_requests:
             self._forgo_slots(lane)
         if lane.rates.units or lane.timer is not None:
@@ -427,7 +425,7 @@ class Scheduler:
 
     def _serve_group(self, group: Group) -> None:
         group.touched = False
-        if self._held:
+        if self._accounting:
             self.accounts.changed.update(dict.fromkeys(group.lanes))
         job = group.next_start(self.now)
         if job is not None:
@@ -534,8 +532,6 @@ class Scheduler:
                 self._postpone(job)
             else:
                 self._join(job, job.id)
-            if self._accounting:
-                self._moved.append(job)
             if self._instruments:
                 if self._tells:
                     self._has_changed(job)
@@ -543,11 +539,17 @@ class Scheduler:
             if outermost:
                 to_act = lane.touched or (session and session.touched)
                 if to_act or self._effects or self._changed or self.watches.due:
+                    if self._accounting:
+                        self._moved.append(job)
                     self.serve()
                 else:  # other jobs are before this one
                     if self._accounting:
-                        self.accounts.settle(self.now)
+                        self.accounts.place(job, self.now)
+                        if self.accounts.changed:
+                            self.accounts.settle(self.now)
                     self.serving = False
+            elif self._accounting:
+                self._moved.append(job)
         except BaseException as error:
             self.broke_down(error)
             raise
@@ -635,14 +637,12 @@ class Scheduler:
                 session.readmitted(job)
             self._resume(job)
             return
-        if job._log is not None:
-            job._log.close(now)
         advance(job, RUNNING)
         job.started_at = job._progress_at = now
         if session is not None:
             session.started(job)
-            if self._held:
-                self.accounts.changed[session] = None
+        if self._accounting:
+            self.accounts.started(job, now)
         lane.unbind(job)
         if job._timers:
             self._cancel_timers(job)
@@ -771,7 +771,7 @@ class Scheduler:
             assert scope is not None
             scope.cancel()
             if job._log is not None:
-                job._log.close(self.now)
+                self.accounts.close(job, self.now)
             if job.id in lane.delayed:
                 _forget_delay(job)
             else:

@@ -1,10 +1,12 @@
 """Where the waits of jobs went: each second has one cause, the first of `blocked_by`.
 
-Time passes between batches only, so it is enough to look when a batch ends: at the jobs that came
-to a place (``moved``), and at the actors whose reasons may be others now (``changed``). All but the
-first job of an actor wait for the same, and read its account when they leave; the first has a
-reason of its own, which may change with each act in its lane, or in the group of that. So an act
-costs the same however many jobs wait, and nothing where none does.
+Time passes between batches only, so what counts is how things stand when a batch ends. All but the
+first job of an actor wait for the same, and note how its account stands when they come and go; the
+first has a cause of its own. In a plain lane, and in a session, both change only with what the loop
+does there, which then calls `look_at_lane` and `look_at_session`. The cause of another lane's head
+may change with each act in its group, or in a lane that shares its limiter: these lanes are looked
+at when the batch ends (``changed``), after the jobs that came to another place (``moved``). So an
+act costs the same however many jobs wait, and nothing where none does.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from __future__ import annotations
 import math
 from typing import Final, final
 
-from .._actors.actor import Actor
 from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import WAITING
-from .._actors.wait_log import Account, WaitLog
+from .._actors.wait_log import SHARED, Account, Own, added_up
 
+_PAUSE, _SLOTS, _GROUP, _RATE, _ORDER, _DELAY, _ROOM = (
+    (cause, math.inf) for cause in ("pause", "slots", "group", "rate", "order", "delay", "room")
+)
 _NO_ACTOR: Final = Account(0.0)  # of jobs that are not due, or wait for room
 
 
@@ -29,100 +33,141 @@ class Accounts:
     def __init__(self) -> None:
         self.moved: Final[list[AnyJob]] = []
         """Jobs that have come to another place in this batch."""
-        self.changed: Final[dict[Actor, None]] = {}
-        """Actors that may hold their jobs for other causes since this batch."""
-        self.by_actor: Final[dict[Actor, Account]] = {}
+        self.changed: Final[dict[LaneActor, None]] = {}
+        """Lanes that may hold their jobs for other causes since this batch."""
 
     def asked_for_room(self, job: AnyJob, now: float) -> None:
         """``job``, which is not submitted, waits for room."""
-        job._keep_log(WaitLog()).hold(_NO_ACTOR, "room", now)
+        _hold(job, _NO_ACTOR, _ROOM, now)
 
-    def note_lane(self, lane: LaneActor) -> None:
-        """``lane`` was served, and other lanes may share its limiter."""
-        self.changed[lane] = None
-        if lane.token_request is not None:
-            sharing = (one for one in lane.lanes.values() if one.limiter is lane.limiter)
-            self.changed.update(dict.fromkeys(sharing))
+    def started(self, job: AnyJob, now: float) -> None:
+        """``job``, which may have waited, runs."""
+        if job._log is not None:
+            self.close(job, now)
+        session = job._session_lane
+        if session is not None and (account := session.account) is not None:
+            self.look_at_session(session, account, now)
+
+    def close(self, job: AnyJob, now: float) -> None:
+        """The wait of ``job`` is over."""
+        log = job._log
+        if log is not None and log[4] is SHARED:  # else nothing is to be noted
+            job._log = (log, log[2].mark, None, None, SHARED, now)
 
     def settle(self, now: float) -> None:
         """A batch ends: see to it that each job waits for what it waits for now."""
-        changed, by_actor = self.changed, self.by_actor
         for job in self.moved:
             if job._state is WAITING:
-                self._place(job, now)
+                self.place(job, now)
         self.moved.clear()
-        for actor in changed:
-            account = by_actor.get(actor)
-            if account is None:
-                continue
-            if not actor.waiting:
-                del by_actor[actor]
-            elif isinstance(actor, LaneActor):
-                self._look_at_lane(actor, account, now)
-            else:
-                assert isinstance(actor, SessionActor)
-                self._look_at_session(actor, account, now)
-        changed.clear()
+        for lane in self.changed:
+            if lane.account is not None:
+                self.look_at_lane(lane, lane.account, now)
+        self.changed.clear()
 
-    def _place(self, job: AnyJob, now: float) -> None:
+    def place(self, job: AnyJob, now: float) -> None:
+        """Note that ``job`` waits from now on where it stands."""
         lane, session = job._lane, job._session_lane
-        log = job._log or job._keep_log(WaitLog())
         if lane.delayed and job.id in lane.delayed:
-            log.hold(_NO_ACTOR, "delay", now)
+            _hold(job, _NO_ACTOR, _DELAY, now)
             return
-        in_lane = session is None or job._place in session.forwarded
-        actor: Actor = lane if in_lane or session is None else session
-        account = self.by_actor.get(actor)
-        if account is None:
-            account = self.by_actor[actor] = Account(now)
-            self.changed[actor] = None
-        elif in_lane:
-            head = account.head
+        if session is not None and job._place not in session.forwarded:
+            account = session.account
+            if account is None:
+                account = session.account_from(now)
+                self.look_at_session(session, account, now)
+            log, in_lane = job._log, False
+        else:
+            account = lane.account or lane.account_from(now)
+            log, in_lane, head = job._log, True, account.head
             if head is None or job._priority > head._priority or job._arrival < head._arrival:
-                self.changed[actor] = None
-        log.follow(account, now)
+                self.changed[lane] = None
+        if log is None:
+            job._log = (None, None, account, account.mark, SHARED, now)
+        elif log[2] is not account or account.head is not job:
+            if in_lane:
+                job._log = (log, log[2].mark, account, account.mark, SHARED, now)
+            else:  # it may come here again and again, and its log would grow
+                job._log = (added_up(log, now), None, account, account.mark, SHARED, now)
 
-    def _look_at_lane(self, lane: LaneActor, account: Account, now: float) -> None:
-        lane.step()
+    def lane_served(self, lane: LaneActor, now: float) -> None:
+        """``lane`` was served: its head may be another, or wait for another cause."""
+        account = lane.account
+        if not lane.plain:  # its group, or lanes that share its limiter, are served as well
+            self.changed[lane] = None
+            if lane.token_request is not None:
+                sharing = (one for one in lane.lanes.values() if one.limiter is lane.limiter)
+                self.changed.update(dict.fromkeys(sharing))
+        elif account is not None:
+            self.look_at_lane(lane, account, now)
+
+    def look_at_lane(self, lane: LaneActor, account: Account, now: float) -> None:
+        """Note who is the head of ``lane`` now, and for what it waits."""
+        if not lane.waiting:
+            lane.drop_account()
+            return
+        if lane.mailbox.count:
+            lane.step()
         head = lane.line.best() if lane.line.items else None
-        if lane.paused is not (account.cause == "pause"):
+        if lane.paused is not (account.mark[0] == "pause"):
             account.turn("pause" if lane.paused else "order", now)
         if head is not account.head:
             _follow_others(account, now)
             account.head = head
         if head is None or head._state is not WAITING:
             return  # a job that is readmitted has no log
-        cause, until, group = "slots", math.inf, lane.group
-        if lane.paused:
-            cause = "pause"
-        elif lane.limiter.available_tokens >= 1:
-            if group is not None and not group.admits(lane.label):
-                cause = "group"
-            elif lane.rates.units and lane.rates.ready_at(head._costs, now) > now:
-                cause = "rate"
-            else:  # a head of another lane of the group is before it, now or later
-                cause = "order"
-                if group is not None and (when := group.rates.ready_at(head._costs, now)) > now:
-                    cause, until = "rate", when
-        assert head._log is not None
-        head._log.hold(account, cause, now, until)
+        own = _PAUSE if lane.paused else _SLOTS
+        if not lane.plain:
+            own = _cause_of_head(lane, head, now)
+        _hold(head, account, own, now)
 
-    def _look_at_session(self, session: SessionActor, account: Account, now: float) -> None:
+    def look_at_session(self, session: SessionActor, account: Account, now: float) -> None:
+        """``session`` may hold its jobs for another cause from now on."""
+        if not session.waiting:
+            session.drop_account()
+            return
         cause = "pause" if session.paused else "order"
         if cause == "order" and len(session.running) >= session.concurrency:
             cause = "session"
-        if cause != account.cause:
+        if cause != account.mark[0]:
             account.turn(cause, now)
         if account.head is not None:
             _follow_others(account, now)
-        session.step()
-        may_be_charged = session.rates.units and cause == "order" and not session.forwarded
-        if may_be_charged and session.backlog.items:
-            head = session.backlog.best()
-            if not session.readmitted_before(head):
-                account.head = head
-                assert head._log is not None
-                head._log.hold(account, "rate", now)
+        if cause == "order" and session.rates.units and not session.forwarded:
+            session.step()
+            if session.backlog.items:
+                head = session.backlog.best()
+                if not session.readmitted_before(head):
+                    account.head = head
+                    _hold(head, account, _RATE, now)
+
+
+def _cause_of_head(lane: LaneActor, head: AnyJob, now: float) -> Own:
+    """Return for what ``head`` waits, in a lane that is not plain."""
+    group = lane.group
+    if lane.paused:
+        return _PAUSE
+    if lane.limiter.available_tokens < 1:
+        return _SLOTS
+    if group is not None and not group.admits(lane.label):
+        return _GROUP
+    if lane.rates.units and lane.rates.ready_at(head._costs, now) > now:
+        return _RATE
+    # A head of another lane of the group is before it, now or later.
+    if group is not None and (when := group.rates.ready_at(head._costs, now)) > now:
+        return "rate", when
+    return _ORDER
+
+
+def _hold(job: AnyJob, account: Account, own: Own, now: float) -> None:
+    """Let ``job`` wait from now on for a cause of its own."""
+    log = job._log
+    if log is None:
+        job._log = (None, None, account, None, own, now)
+    elif log[4] is SHARED:
+        job._log = (log, log[2].mark, account, None, own, now)
+    elif log[4] != own or log[2] is not account:
+        job._log = (added_up(log, now), None, account, None, own, now)
 
 
 def _follow_others(account: Account, now: float) -> None:
@@ -130,5 +175,5 @@ def _follow_others(account: Account, now: float) -> None:
     head, account.head = account.head, None
     if head is not None and head._state is WAITING:
         log = head._log
-        if log is not None and log.alone and log.account is account:
-            log.follow(account, now)
+        if log is not None and log[4] is not SHARED and log[2] is account:
+            head._log = (added_up(log, now), None, account, account.mark, SHARED, now)

@@ -29,6 +29,7 @@ SESSIONS = 100
 MOST_CALLS = 49
 MOST_CALLS_TO_BLOCK = 74  # a new task for each of them would take 130
 MOST_CALLS_ALONE = 127  # one more: the actor of a session takes its next key by a method
+MOST_CALLS_FOR_A_WAIT = 15.5  # one that waits in its session, then as the head of its lane
 MOST_CALLS_OF_A_NEW_SESSION = 56.1  # a tenth is the opening of the lanes, and what is made once
 
 
@@ -184,6 +185,17 @@ def test_accounting_for_waits_costs_a_job_that_does_not_wait_at_most_a_twentieth
                 await lanes.run(no_op, n, session="alice")
 
     assert calls_of(main) / JOBS <= 1.05 * MOST_CALLS_ALONE
+
+
+def test_accounting_for_waits_costs_a_job_that_waits_a_fixed_number_of_calls() -> None:
+    async def main(*, accounting: bool) -> None:
+        async with open_lanes({"main": 4}, wait_accounting=accounting) as lanes:
+            for n in range(JOBS):
+                lanes.submit_nowait(no_op, n, session=str(n % SESSIONS))
+            await lanes.wait_idle()
+
+    without, with_it = (calls_of(partial(main, accounting=one)) / JOBS for one in (False, True))
+    assert with_it - without <= MOST_CALLS_FOR_A_WAIT
 
 
 def test_sessions_that_come_and_go_take_no_more_calls_than_they_did() -> None:
