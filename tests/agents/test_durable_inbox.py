@@ -657,6 +657,8 @@ async def test_bad_arguments_are_refused_at_the_call(mock_clock: MockClock) -> N
             DurableInbox(None, "alice", "answer")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="session must not be blank"):
             DurableInbox(lanes, " ", "answer")
+        with pytest.raises(ValueError, match="handler must not be blank"):
+            DurableInbox(lanes, "alice", " ")
         with pytest.raises(TypeError, match="handler must be a string"):
             DurableInbox(lanes, "alice", stage.handler)  # type: ignore[arg-type]
         for bad in ({"cap": 0}, {"debounce": -1.0}, {"max_wait": -1.0}, {"overflow": "all"}):

@@ -51,7 +51,8 @@ class Conversation:
             await turn.finish()
 
     Any number of `Conversation` objects may use the same thread of the same store. Each of them
-    shows the committed writes of the others.
+    shows the committed writes of the others. All methods that use the store raise its errors, and
+    `TranscriptError` if the stored data is not a conversation.
 
     Args:
       thread_id: the id of the thread in the store; the thread need not exist.
@@ -102,7 +103,7 @@ class Conversation:
           TranscriptError: at the call, if there is no message; on entering, if the thread has a
             turn with the id.
           TypeError, ValueError: at the call, for a message that is not JSON.
-          Exception: on entering and on leaving, any error of the store; but if an exception leaves
+          Exception: an error of the store on entering and on leaving; but if an exception leaves
             the block, it is raised, and the error of the store is logged.
         """
         if not contents:
@@ -121,8 +122,7 @@ class Conversation:
           never had it.
 
         Raises:
-          TranscriptError: if the turn runs, or the stored data is not a conversation.
-          Exception: any error of the store.
+          TranscriptError: if the turn runs.
         """
         async with self.store.locks.exclusive(self.thread_id):
             await self._read()
@@ -142,10 +142,6 @@ class Conversation:
 
         The messages of running turns are included as they are now. The messages of a turn that a
         crash cut off look as if the turn had been cancelled.
-
-        Raises:
-          TranscriptError: if the stored data is not a conversation.
-          Exception: any error of the store.
         """
         async with self.store.locks.shared(self.thread_id):
             await self._read()
@@ -160,7 +156,6 @@ class Conversation:
         Raises:
           TypeError, ValueError: for a thread id that is not valid in the store.
           TranscriptError: if a thread with that id exists.
-          Exception: any error of the store.
         """
         fork = Conversation(new_id, self.store)
         if new_id == self.thread_id:
@@ -182,8 +177,6 @@ class Conversation:
 
         Raises:
           ValueError: if ``other`` is the same thread.
-          TranscriptError: if the stored data is not a conversation.
-          Exception: any error of the stores.
         """
         if other.store is self.store and other.thread_id == self.thread_id:
             raise ValueError(f"thread {self.thread_id!r} cannot be merged into itself")
@@ -234,6 +227,9 @@ class ConversationTurn:
     next awaited write, or at the end of the turn, so a stream of small pieces costs no more than
     the whole text.
 
+    All of them, but for `rollback`, raise `TranscriptError` if the turn has ended, and `TypeError`
+    or `ValueError` for a value that is not JSON. Then nothing has changed.
+
     Attributes:
       id: unique among all turns.
       history: the messages of the earlier exchanges that had ended when the turn was entered. An
@@ -274,7 +270,7 @@ class ConversationTurn:
         """Add text to the answer. After the results of calls, the text begins a new message.
 
         Raises:
-          TranscriptError: if a call has no result yet, or the turn has ended.
+          TranscriptError: if a call has no result yet.
           TypeError: if ``delta`` is not a string.
         """
         if not isinstance(delta, str):
@@ -286,8 +282,8 @@ class ConversationTurn:
 
         Raises:
           TranscriptError: if a call of this message has the id already, or some of its calls
-            have a result and some have none; if there is no call; if the turn has ended.
-          TypeError, ValueError: for a call without an id, or a value that is not JSON.
+            have a result and some have none; if there is no call.
+          TypeError, ValueError: for a call without an id.
         """
         calls = [_json("a tool call", call_record(call)) for call in tool_calls]
         return self._write({"op": "call", "calls": calls})
@@ -296,8 +292,7 @@ class ConversationTurn:
         """Add the result of a call. The results are in the order of the calls.
 
         Raises:
-          TranscriptError: if no call with this id waits for a result, or the turn has ended.
-          TypeError, ValueError: for a value that is not JSON.
+          TranscriptError: if no call with this id waits for a result.
         """
         return self._write({"op": "result", "call": call_id, "content": _json("a result", content)})
 
@@ -305,8 +300,7 @@ class ConversationTurn:
         """Add user messages in the middle of the turn; the next text begins a new answer.
 
         Raises:
-          TranscriptError: if a call has no result yet, there is no message, or the turn has ended.
-          TypeError, ValueError: for a message that is not JSON.
+          TranscriptError: if a call has no result yet, or there is no message.
         """
         return self._write(
             {"op": "steer", "contents": [_json("a message", content) for content in contents]}
@@ -320,8 +314,7 @@ class ConversationTurn:
           usage: the usage of the answer, stored as it is.
 
         Raises:
-          TranscriptError: if a call has no result yet, or the turn has ended.
-          TypeError, ValueError: for a value that is not JSON.
+          TranscriptError: if a call has no result yet.
         """
         return self._write(
             {"op": "finish", "content": _json("a message", content), "usage": _json("usage", usage)}

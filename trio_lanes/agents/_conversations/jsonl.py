@@ -48,6 +48,9 @@ class JsonlTranscript:
     object, of this or another process. Making the object is not a checkpoint. It blocks while it
     uses the disk, and for 0.2 seconds if it is refused.
 
+    The methods that use a file raise the errors of `check`, `OSError` if the file cannot be read or
+    written, and `RuntimeError` after `close`.
+
     Args:
       folder: the folder of the files.
       fsync: whether a write waits until the data is on the disk, so that it survives a crash of
@@ -85,7 +88,7 @@ class JsonlTranscript:
     def close(self) -> None:
         """Free the folder for another object. No conversation should use it. Not a checkpoint.
 
-        After that the threads can be neither read nor written here. A second call has no effect.
+        A second call has no effect.
         """
         self._release()
 
@@ -93,10 +96,7 @@ class JsonlTranscript:
         """See `TranscriptStore.load`. Cancelling it has no effect once the file is being read.
 
         Raises:
-          TypeError, ValueError: as `check`.
-          OSError: if the file cannot be read.
           TranscriptError: if a line of the file is not a commit.
-          RuntimeError: if the store is closed.
         """
         return await trio.to_thread.run_sync(self._load, self._path(thread_id), start)
 
@@ -104,9 +104,7 @@ class JsonlTranscript:
         """See `TranscriptStore.append`. Cancelling it has no effect once the file is written.
 
         Raises:
-          TypeError, ValueError: as `check`, or if ``commit`` is not JSON.
-          OSError: if the file cannot be written.
-          RuntimeError: if the store is closed.
+          TypeError, ValueError: if ``commit`` is not JSON.
         """
         path = self._path(thread_id)
         line = json.dumps(commit, separators=(",", ":"), allow_nan=False).encode() + b"\n"
@@ -122,11 +120,6 @@ class JsonlTranscript:
 
         Returns:
           What is wrong with each damaged line, with its number; an empty list if none is damaged.
-
-        Raises:
-          TypeError, ValueError: as `check`.
-          OSError: if a file cannot be read or written.
-          RuntimeError: if the store is closed.
         """
         path = self._path(thread_id)
         async with self.locks.exclusive(thread_id):

@@ -32,7 +32,9 @@ class SharedTranscripts:
         conversation = Conversation("thread-1", transcripts)
 
     A commit survives the process as an accepted job does. It is kept until `delete`. A turn of an
-    instance that has lost its lease can write no more, and is shown as cut off.
+    instance that has lost its lease can write no more, and is shown as cut off. The async methods
+    raise the errors of `check`, and `~trio_lanes.durable.StoreUnavailableError` if the store is not
+    available.
     """
 
     def __init__(self, lanes: DurableLanes) -> None:
@@ -65,8 +67,6 @@ class SharedTranscripts:
         """See `TranscriptStore.load`.
 
         Raises:
-          TypeError, ValueError: as `check`.
-          StoreUnavailableError: if the store is not available.
           TranscriptError: if a record of the log is not a commit.
         """
         found = await self._log(thread_id).read(start)
@@ -83,8 +83,7 @@ class SharedTranscripts:
         """See `TranscriptStore.append`.
 
         Raises:
-          TypeError, ValueError: as `check`, or if ``commit`` is not JSON or too large.
-          StoreUnavailableError: if the store is not available.
+          TypeError, ValueError: if ``commit`` is not JSON or too large.
           LockLostError: if this instance has lost its lease.
         """
         await self._log(thread_id).append(commit)
