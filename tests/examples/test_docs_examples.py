@@ -19,6 +19,7 @@ from examples.howto.test_gateway import (
     test_stop_forgets_what_waits_and_not_what_runs as test_shown_stop,
 )
 from tests.support.programs import PATIENCE
+from tools import draw_howto
 
 __all__ = ["test_shown_in_order", "test_shown_stop"]
 
@@ -98,6 +99,15 @@ def test_every_program_among_the_examples_has_its_output_checked() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=name)
 def test_every_example_is_shown_on_a_page(path: Path) -> None:
     assert any(f"examples/{name(path)}\n" in page.read_text("utf-8") for page in PAGES)
+
+
+@pytest.mark.parametrize("example", draw_howto.DRAWN)
+def test_the_picture_of_an_example_is_that_of_its_recorded_run(example: str) -> None:
+    drawn = draw_howto.draw(draw_howto.record(example))
+    assert (draw_howto.PICTURES / f"{example}.svg").read_text("utf-8") == drawn, (
+        "draw it again: python -m tools.draw_howto"
+    )
+    assert any(f"]({example}.svg)" in page.read_text("utf-8") for page in PAGES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
