@@ -81,6 +81,7 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
     for at = 1, #flat, 2 do
       value[flat[at]] = flat[at + 1]
     end
+    value.rules = nil  -- it is packed
   end
   values[key] = value
 end
@@ -462,8 +463,7 @@ class Talk:
         raise AssertionError("no call was made")
 
     def _call(self, *words: str) -> bytes:
-        instance, *rules = self._store._header()
-        header = "run", "channel", instance, "0", "inf", *rules
+        header = "run", "channel", self._store.instance, "0", "inf", self._store._rules
         return command(*self._script.as_library.call, 1, f"{ROOT}meta", *header, *words)
 
 

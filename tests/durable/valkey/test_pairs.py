@@ -51,19 +51,19 @@ LUA_ONLY = {
         Fronts.drop Fronts.front Fronts.first Fronts.pop
     """,
     "engine": """
-        runs_of compare_runs leave declare_dead forget_done
-        read_item refusal read_finish
+        runs_of set_of compare_runs leave declare_dead forget_done
+        read_item refusal
     """,
     "inspection": """
-        shown_limit shown_number pairs_of wait present_lanes all_requests last_messages is_head
-        missing_from check_job check_index
+        wait record_of last_messages is_head missing_from report_problem check_job check_index
+        checked_indexes
     """,
     "lines": "request tell serve of_instance name_of",
     "meters": """
         SlidingWindow.mark_at SlidingWindow.add
         Bucket.since_and_sum Bucket.get Bucket.put Bucket.is_replenished
     """,
-    "orders": "clearable_of_session add_clearable_of_lane put_groups changed_lanes put_lanes",
+    "orders": "add_clearable put_groups changed_lanes put_lanes",
     "queues": "head_of pause_of resume_sessions do_due",
     "rates": "key_of forget_at do_counted used",
     "runs": "keep",
@@ -79,9 +79,10 @@ PYTHON_ONLY = {
         is_paused size FairTurns.get read first pop ready LaneTurn._suspect LaneTurn.put_passed
     """,
     "engine": "digest open_as_worker once take_in record",
-    "history": "process_key error_type in_one_line attempt waits_of",
+    "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """
-        blockers_of statistics_of paused_of locks_of quotas_of by_name shown level with_heads
+        blockers_of status_from present statistics_of paused_of locks_of quotas_of by_name shown
+        level with_heads
     """,
     "lines": "terms",
     "meters": """
@@ -103,7 +104,7 @@ PARAMETERS = {
     **{name: f"new_{name}" for name in ("lanes", "groups", "rules")},
 }
 """The parameters of an act in Lua that have not the name of their field, by this."""
-PAGED = {"check", "repair", "clear"}
+PAGED = {"check", "repair", "clear", "requeue", "purge"}
 """The acts that begin after a number: the store asks for the next page, or portion."""
 
 

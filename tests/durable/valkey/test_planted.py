@@ -23,8 +23,8 @@ FAULTS = {
     "a run that is given back goes to the tail": ("list_ready(job, true)", "list_ready(job)"),
     "a crash is not counted": ("job.crashes = (job.crashes or 0) + 1", "job.crashes = 0"),
     "a lane has one slot too many": (
-        "local free = (self:limit(lane).c or huge) -",
-        "local free = 1 + (self:limit(lane).c or huge) -",
+        "local free = self:limit(lane).concurrency -",
+        "local free = 1 + self:limit(lane).concurrency -",
     ),
     "the next head of a session is not listed": (
         "  tell_ended(job, outcome)\n  list_next_head(job.session)\nend\n\n-- Make a job dead",

@@ -1,8 +1,7 @@
 """`ValkeyLink`: one connection to the server, made again when it is lost, for calls and for pushes.
 
 Acts that pile up while a call is under way share the next call of the script. It is made before the
-answers of the former are given to their tasks, so the server works meanwhile. If no call is under
-way, the task of a step sends it: with one job in flight, each tick is on its way.
+answers of the former are given to their tasks, so the server works meanwhile.
 
 Each act has a ticket or a number, so a call whose answer was lost is asked again, on the next
 connection. An act ends when it has its answer, or after the patience of the store: a caller that
@@ -23,7 +22,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 import coredis.exceptions as redis
 import outcome
@@ -54,10 +53,6 @@ _NO_FUNCTIONS: Final = redis.UnknownCommandError, redis.AuthorizationError
 """The errors of a server that has no functions, or does not let the user load or call them."""
 MAX_WEIGHT: Final = 500
 """How many jobs the acts of one call touch at most, unless it is one act."""
-
-
-Sent: TypeAlias = tuple[BaseConnection, Awaitable[Any]]
-"""A call that was sent: its connection, and the request for whose answer one waits."""
 
 
 @final
@@ -115,7 +110,8 @@ class ValkeyLink:
       header: gives the incarnation, and the rules that hold until a worker has written some.
       note: is called with each message about jobs and requests of this client.
       look: is called when the worker should take a step.
-      claimed: gives the incarnation, and the fences of its runs whose ends are not recorded.
+      claimed: gives the incarnation, and as JSON the fences of its runs whose ends are not
+        recorded.
       lost: is called with the fences of runs that a restarted server does not know.
     """
 
@@ -128,10 +124,10 @@ class ValkeyLink:
         script: Script,
         patience: float,
         replicas: int,
-        header: Callable[[], tuple[str, ...]],
+        header: Callable[[], tuple[str, str]],
         note: Callable[[str], None],
         look: Callable[[], None],
-        claimed: Callable[[], tuple[str, ...]],
+        claimed: Callable[[], tuple[str, str]],
         lost: Callable[[Sequence[int]], None],
     ) -> None:
         self._name: Final = name
@@ -149,8 +145,6 @@ class ValkeyLink:
         self._acts: Final[deque[Pending]] = deque()  # those that were not sent yet
         self._unanswered: Final[deque[Pending]] = deque()  # in order of `due`; some have an answer
         self._came = trio.Event()
-        self._idle = False  # whether the pump waits for acts
-        self._sent: tuple[list[Pending], Sent] | None = None  # what a step's task has sent
         self._step: Pending | None = None  # the last step, until its task goes on
         self._replied: tuple[list[Pending], list[Any]] | None = None  # answers not given yet
         self._connection: BaseConnection | None = None
@@ -186,8 +180,6 @@ class ValkeyLink:
             act.after, self._step = self._step, act
         self._acts.append(act)
         self._unanswered.append(act)
-        if act.is_step and act.after is None and self._idle:
-            self._send_at_once()
         self._came.set()
         try:
             answer = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
@@ -311,28 +303,10 @@ class ValkeyLink:
         while True:
             if not self._acts:
                 self._deliver()
-                self._came, self._idle = trio.Event(), True
+                self._came = trio.Event()
                 await self._came.wait()
-                if self._sent is None:
-                    await trio.lowlevel.checkpoint()  # other tasks of this tick add their acts
-                self._idle = False
-            sent, self._sent = self._sent, None
-            if sent is None:
-                await self._ask(self._next_batch())
-            else:
-                await self._ask(*sent)
-
-    def _send_at_once(self) -> None:
-        """Send the call of a step in the tick of its task: the pump only waits for the answer.
-
-        A step is asked last, so other tasks of this tick have nothing to add.
-        """
-        connection = self._connection
-        if connection is None or _is_lost(connection) or self._loads:
-            return  # the pump waits for a connection, or loads the script
-        batch = self._next_batch()
-        self._sent = batch, (connection, self._send(connection, batch))
-        self._idle = False
+                await trio.lowlevel.checkpoint()  # other tasks of this tick add their acts
+            await self._ask(self._next_batch())
 
     def _next_batch(self) -> list[Pending]:
         """Take the acts of the next call. A step comes last: it claims what the others accept."""
@@ -357,28 +331,21 @@ class ValkeyLink:
         """Whether an act brings data."""
         return act.verb in self._script.grows
 
-    async def _ask(self, batch: list[Pending], sent: Sent | None = None) -> None:
-        """Ask until there is an answer, or no caller waits any more.
-
-        Args:
-          sent: the connection and the request, if the call was sent already.
-        """
+    async def _ask(self, batch: list[Pending]) -> None:
+        """Ask until there is an answer, or no caller waits any more."""
         was_missing = False
-        while sent is not None or (batch := [act for act in batch if act.answer is None]):
-            connection = self._connection if sent is None else sent[0]
-            if connection is None or (sent is None and _is_lost(connection)):
+        while batch := [act for act in batch if act.answer is None]:
+            connection = self._connection
+            if connection is None or _is_lost(connection):
                 self._deliver()
                 await self._wait_for_another(connection)
                 continue
-            known = [act.unknown and sent is None for act in batch]
+            known = [act.unknown for act in batch]
             try:
-                if sent is not None:
-                    (_, request), sent = sent, None
-                else:
-                    if self._loads:
-                        await connection.create_request(*self._kept.load)
-                        self._loads = False
-                    request = self._send(connection, batch)
+                if self._loads:
+                    await connection.create_request(*self._kept.load)
+                    self._loads = False
+                request = self._send(connection, batch)
                 self._replied = batch, await self._reply(connection, batch, request)
                 return
             except NotReplicatedError as error:  # it has happened
@@ -387,7 +354,8 @@ class ValkeyLink:
             except redis.RedisError as error:
                 if _is_lost(connection):
                     continue  # the act may have happened: it is asked again
-                self._refused(batch, known)
+                for act, unknown in zip(batch, known, strict=True):
+                    act.unknown = unknown  # the server has done nothing for this request
                 if _is_missing(error):
                     self._why, self._loads = error, True
                     if was_missing:
@@ -417,21 +385,15 @@ class ValkeyLink:
         if self._connection is connection:
             await trio.sleep(ASK_AGAIN_AFTER)
 
-    def _refused(self, batch: list[Pending], known: list[bool]) -> None:
-        """Note that the server has done nothing for this request."""
-        for act, unknown in zip(batch, known, strict=True):
-            act.unknown = unknown
-
     def _send(self, connection: BaseConnection, batch: list[Pending]) -> Awaitable[Any]:
         """Have the connection send one call of the script."""
         now = self._sent_at = trio.current_time()
         away = 0.0 if self._away_since is None else now - self._away_since
-        instance, *rules = self._header()
+        instance, rules = self._header()
         times = micros(away), micros(now + self._at)
-        arguments = [self._run_id, self._channel, instance, *times, *rules]
+        arguments = [self._run_id, self._channel, instance, *times, rules]
         if self._resumes:
-            claimed = self._claimed()
-            arguments += ["compare_runs", str(len(claimed)), *claimed]
+            arguments += ["compare_runs", "2", *self._claimed()]
         for act in batch:
             arguments += act.arguments
         reads = not self._resumes and all(act.verb in self._script.reads for act in batch)

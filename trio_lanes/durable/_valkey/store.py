@@ -103,7 +103,7 @@ class ValkeyStore:
         self._stepping = 0  # steps that have no answer yet
         self._opening: Opening | None = None
         self._link: ValkeyLink | None = None
-        self._rules: tuple[str, ...] = ()
+        self._rules = ""
         self._script = Script(source())
         self._waiters: Final = Waiters()
         self._poke, self._pokes = trio.open_memory_channel[None](1)
@@ -126,10 +126,10 @@ class ValkeyStore:
             script=self._script,
             patience=self.patience,
             replicas=self._replicas,
-            header=self._header,
+            header=lambda: (self.instance, self._rules),
             note=self._hear,
             look=self._look_again,
-            claimed=lambda: (self.instance, *map(str, self._runs)),
+            claimed=lambda: (self.instance, text.to_json(list(self._runs))),
             lost=self._lose,
         )
         failed: outcome.Error | None = None
@@ -155,10 +155,6 @@ class ValkeyStore:
             nursery.cancel_scope.cancel()
         if failed is not None:
             failed.unwrap()
-
-    def _header(self) -> tuple[str, ...]:
-        """The incarnation, and the rules that hold until a worker has written some."""
-        return self.instance, *self._rules
 
     def _lose(self, fences: Sequence[int]) -> None:
         """Note runs of which a restarted server knows nothing: the next step cancels them."""
@@ -225,22 +221,19 @@ class ValkeyStore:
         opening, names = self._opening, sorted(self._opening.names)
         former = "" if self.instance == ticket else self.instance
         kind = hashlib.sha1("\0".join(names).encode(), usedforsecurity=False).hexdigest()[:16]
-        await self._call(
-            "join",
-            ticket,  # the ticket of the act, and the id of the incarnation
-            ticket,
-            text.micros(opening.lease_ttl),
-            former,
-            opening.host,
-            str(opening.pid),
-            kind,
-            text.micros(opening.affinity),
-            str(len(lost)),
-            *(str(number) for run in lost for number in run),
-            str(len(held)),
-            *map(str, held),
-            *names,
-        )
+        asked = {
+            "former": former,
+            "host": opening.host,
+            "pid": str(opening.pid),
+            "kind": kind,
+            "names": names,
+            "affinity": int(text.micros(opening.affinity)),
+            "lost": [(str(id), fence) for id, fence in lost],
+            "held": list(held),
+        }
+        # the ticket of the act is also the id of the incarnation
+        ttl = text.micros(opening.lease_ttl)
+        await self._call("join", ticket, ticket, ttl, text.to_json(asked))
         if former:
             for fence in self._runs.keys() - set(held):
                 del self._runs[fence]

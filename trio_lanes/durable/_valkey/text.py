@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, TypeVar, get_args
@@ -45,10 +46,12 @@ from .._contract.records import (
 from .._contract.state import DurableState
 from .._rules import rates
 from .._rules.engine import digest
-from .._rules.history import LONGEST_ERROR, error_type, in_one_line, waits_of
+from .._rules.history import LONGEST_ERROR, error_type, in_one_line
+from .._rules.job_record import JobRecord
+from .._rules.lane_limits import configured
 from .._rules.request import Request
 from ..acts import VERBS
-from ..acts.inspection import statistics_of
+from ..acts.inspection import statistics_of, status_from
 
 T = TypeVar("T")
 
@@ -57,10 +60,18 @@ SECOND: Final = 1_000_000
 _EXACT: Final = 2**52
 
 
+to_json: Final = partial(json.dumps, ensure_ascii=False)
+"""Return the JSON text of a value. The script reads `Infinity`, too."""
+
+
+def _whole(seconds: float) -> int | float:
+    # a product that is a little above a whole number is meant to be that number
+    return seconds if seconds == math.inf else math.ceil(round(seconds * SECOND, 3))
+
+
 def micros(seconds: float) -> str:
     """Return seconds as the script takes them: rounded up."""
-    # a product that is a little above a whole number is meant to be that number
-    return "inf" if seconds == math.inf else str(math.ceil(round(seconds * SECOND, 3)))
+    return str(_whole(seconds))
 
 
 def seconds(micros: str | int | None) -> float | None:
@@ -71,11 +82,6 @@ def seconds(micros: str | int | None) -> float | None:
 def a_time(micros: str) -> float:
     """Return a time that is not None."""
     return float(micros) / SECOND
-
-
-def number(value: float) -> str:
-    """Return a number that may be infinite."""
-    return "inf" if value == math.inf else str(int(value))
 
 
 def optional(text: str | None) -> str:
@@ -107,6 +113,11 @@ def _rest(job: SubmittedJob) -> str:
     """What only the worker reads: the timeout, the retry policy, the headers, if one is given."""
     rest = [None if job.timeout == math.inf else job.timeout, job.retry, job.headers]
     return "" if rest == [None, None, None] else json.dumps(rest)
+
+
+def _rest_of(text: str | None) -> tuple[float, str | None, str | None]:
+    timeout, retry, headers = json.loads(text) if text else (None, None, None)
+    return math.inf if timeout is None else timeout, retry, headers
 
 
 def finish_arguments(finish: Finish) -> tuple[str, ...]:
@@ -142,7 +153,7 @@ def _short(line: str) -> str:
 
 def _claim(data: Sequence[Any]) -> Claim:
     id, fence, name, payload, session, lane, attempt, crashes, rest, checkpoint = data
-    timeout, retry, *more = json.loads(rest) if rest else (None, None)
+    timeout, retry, headers = _rest_of(rest)
     return Claim(
         id=int(id),
         fence=fence,
@@ -152,10 +163,10 @@ def _claim(data: Sequence[Any]) -> Claim:
         lane=lane,
         attempt=attempt,
         crashes=crashes,
-        timeout=math.inf if timeout is None else timeout,
+        timeout=timeout,
         retry=retry,
         checkpoint=checkpoint,
-        headers=more[0] if more else None,
+        headers=headers,
     )
 
 
@@ -171,44 +182,21 @@ def step_of(answer: Sequence[Any]) -> Step:
     )
 
 
-def status_of(data: Sequence[Any]) -> DurableStatus:
-    """Return the status of a job."""
-    id, name, session, lane, priority, key, state, why, until, attempt, crashes = data[:11]
-    instance, cancelling, error, submitted, runs, rest, seen, due = data[11:]
-    timeout, *_ = json.loads(rest) if rest else (None,)
-    if error is not None:
-        read = json.loads(error)
-        error = f"{read['type']}: {read['message']}"
-    history, waits = tuple(map(_attempt, runs)), state in ("waiting", "parked")
-    return DurableStatus(
-        id=int(id),
-        name=name,
-        session=session,
-        lane=lane,
-        priority=priority,
-        key=key,
-        state=DurableState(state),
-        why=why if until is not None else None,
-        until=seconds(until),
-        attempt=attempt,
-        crashes=crashes,
-        instance=instance,
-        cancelling=bool(cancelling),
-        error=error,
-        submitted_at=a_time(submitted),
-        history=history,
-        waits=waits_of(
-            a_time(submitted), history, seconds(due), why, a_time(seen) if waits else None
-        ),
-        timeout=math.inf if timeout is None else timeout,
-        seen_at=a_time(seen),
-    )
+def status_of(answer: str) -> DurableStatus:
+    """Return the status of a job, of whose record the script gives the JSON text."""
+    read = json.loads(answer)
+    data, now = read["job"], a_time(read["now"])
+    job = _made(JobRecord, {"session": None, "payload": "", "timeout": "inf", **data})
+    job.outcome = read.get("outcome")
+    job.timeout, *_ = _rest_of(data.get("rest"))
+    return status_from(job, now, tuple(map(_attempt, data.get("runs", ()))))
 
 
 def _attempt(data: Sequence[Any]) -> DurableAttempt:
-    number, fence, host, pid, started, ended, how, error, due, by = data
-    times = a_time(started), seconds(ended)
-    return DurableAttempt(number, fence, host, int(pid), *times, how, error, seconds(due), by)
+    number, fence, host, pid, started, ended, how, error, *due = data
+    times = a_time(started), a_time(ended) if ended else None
+    run = int(number), int(fence), host, int(pid), *times, how or None, error or None
+    return DurableAttempt(*run, a_time(due[0]), due[1]) if due else DurableAttempt(*run)
 
 
 def _texts(data: Sequence[Any]) -> JobTexts:
@@ -228,25 +216,27 @@ def _queued(data: Sequence[Any]) -> QueuedJob:
     return QueuedJob(int(id), name, key, DurableState(state), payload, bool(begun), a_time(age))
 
 
-def _blocker(data: Sequence[Any]) -> DurableBlocker:
-    kind, lane, job, until, before = data
-    return DurableBlocker(kind, lane, None if job is None else int(job), seconds(until), before)
-
-
-def _selection(of: Selection) -> Iterator[str]:
-    yield "" if of.id is None else str(of.id)
-    yield "".join(f" {state.value} " for state in of.states)
-    yield from map(optional, (of.lane, of.session, of.name, of.error))
-    for time in (of.since, of.until):
-        yield "" if time is None else str(round(time * SECOND))
+def _selection(of: Selection) -> str:
+    times = {name: getattr(of, name) for name in ("since", "until")}
+    given = {
+        **{name: getattr(of, name) for name in ("id", "lane", "session", "name", "error")},
+        **{name: None if time is None else round(time * SECOND) for name, time in times.items()},
+        "states": {state.value: True for state in of.states},
+    }
+    return to_json({name: value for name, value in given.items() if value is not None})
 
 
 # ---- limits
 
 
-def rules_of(rules: StoreRules) -> tuple[str, str, str]:
+def rules_of(rules: StoreRules) -> str:
     """Return the rules of a store, as each call has them."""
-    return micros(rules.result_ttl), number(rules.max_crashes), str(int(rules.hold))
+    return _rules(attrs.asdict(rules))
+
+
+def _rules(rules: Mapping[str, Any]) -> str:
+    as_number: Mapping[str, Callable[[Any], object]] = {"result_ttl": _whole, "hold": bool}
+    return to_json({name: as_number.get(name, float)(value) for name, value in rules.items()})
 
 
 def opening_argument(opening: Opening, identity: str) -> str:
@@ -254,10 +244,10 @@ def opening_argument(opening: Opening, identity: str) -> str:
     asked = {
         "identity": identity,
         "worker": opening.worker,
-        "lanes": [_lane(name, limit) for name, limit in opening.lanes.items()],
+        "lanes": [{"name": name, "limit": _lane(limit)} for name, limit in opening.lanes.items()],
         "groups": [_group(name, group) for name, group in opening.groups.items()],
     }
-    return json.dumps(asked)
+    return to_json(asked)
 
 
 def _lanes(lanes: Mapping[str, LaneLimit | int | float | None]) -> str:
@@ -266,42 +256,36 @@ def _lanes(lanes: Mapping[str, LaneLimit | int | float | None]) -> str:
         if value is None:
             asked.append({"name": name, "gone": True})
         elif isinstance(value, LaneLimit):
-            asked.append(_lane(name, value))
+            asked.append({"name": name, "limit": _lane(value)})
         else:
-            asked.append({"name": name, **_finite("c", value)})
-    return json.dumps(asked)
+            asked.append({"name": name, "concurrency": value})
+    return to_json(asked)
 
 
 def _groups(groups: Mapping[str, GroupLimit] | None) -> str:
-    return "" if groups is None else json.dumps([_group(*one) for one in groups.items()])
+    return "" if groups is None else to_json([_group(*one) for one in groups.items()])
 
 
-def _rules(rules: Mapping[str, Any]) -> str:
-    as_text: Mapping[str, Callable[[Any], object]] = {"result_ttl": micros, "max_crashes": number}
-    return json.dumps({name: as_text.get(name, bool)(value) for name, value in rules.items()})
-
-
-def _finite(name: str, value: float) -> dict[str, int]:
-    return {} if value == math.inf else {name: int(value)}
-
-
-def _lane(name: str, limit: LaneLimit) -> dict[str, Any]:
-    asked: dict[str, Any] = {"rates": rates.to_json(limit.rates), "meters": _meters(limit.rates)}
-    if limit.paused_until is not None:  # JSON has no infinity
-        forever = limit.paused_until == math.inf
-        asked |= {"forever": True} if forever else {"paused": int(micros(limit.paused_until))}
-    asked |= _finite("c", limit.concurrency) | _finite("m", limit.max_waiting)
-    return {"name": name, "limit": asked}
+def _lane(limit: LaneLimit) -> dict[str, Any]:
+    asked = {
+        "concurrency": limit.concurrency,
+        "max_waiting": limit.max_waiting,
+        "rates": rates.to_json(limit.rates),
+        "meters": _meters(limit.rates),
+    }
+    if limit.paused_until is not None:
+        asked["paused_until"] = _whole(limit.paused_until)
+    return asked
 
 
 def _group(name: str, group: GroupLimit) -> dict[str, Any]:
     return {
         "name": name,
-        "members": list(group.members),
+        "members": group.members,
+        "concurrency": group.concurrency,
         "reserve": dict(group.reserve),
         "rates": rates.to_json(group.rates),
         "meters": _meters(group.rates),
-        **_finite("c", group.concurrency),
     }
 
 
@@ -318,7 +302,7 @@ def _meters(limits: Iterable[RateLimit]) -> list[dict[str, Any]]:
 
 
 def _per(limit: RateLimit) -> int:
-    return max(1, int(micros(limit.per)))
+    return max(1, int(_whole(limit.per)))
 
 
 def _sliding(limit: RateLimit) -> dict[str, int]:
@@ -335,91 +319,80 @@ def _gcra(limit: RateLimit) -> dict[str, int]:
     return {"num": num, "den": den, "burst": math.floor(burst * num)}
 
 
-def _lanes_of(answer: Sequence[Any]) -> dict[str, LaneLimit]:
-    """Return lanes from the script's answer."""
-    return {
-        name: LaneLimit(
-            _number(most),
-            _number(waiting),
-            seconds(paused),
-            rates.from_json(rate),
-            bool(proposed),
-        )
-        for name, most, waiting, paused, proposed, rate in answer
-    }
-
-
-def _groups_of(answer: Sequence[Any]) -> dict[str, GroupLimit]:
-    """Return groups from the script's answer."""
-    return {
-        name: GroupLimit(
-            tuple(members), _number(most), dict(pairs_of(reserve)), rates.from_json(rate)
-        )
-        for name, members, most, reserve, rate in answer
-    }
-
-
-def _number(data: str | None) -> int | float:
-    return math.inf if data is None else int(data)
-
-
 def pairs_of(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the pairs of a flat sequence."""
     one = iter(flat)
     return zip(one, one, strict=True)
 
 
-# ---- inspection
+# ---- records that the script gives as JSON, by the names of their fields; numbers are texts there
 
 
-def _statistics(answer: Sequence[Any]) -> DurableStatistics:
-    identity, counts, sessions, by_lane, names, lanes, time, pauses, requests, quotas = answer
+def _number(text: str) -> int | float:
+    return math.inf if text == "inf" else int(text)
+
+
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "int": int,
+    "int | None": int,
+    "int | float": _number,
+    "float": a_time,
+    "float | None": a_time,
+    "DurableState": DurableState,
+    "tuple[str, ...]": tuple,
+    "tuple[RateLimit, ...]": rates.from_json,
+    "Mapping[str, int]": lambda data: {name: int(number) for name, number in data.items()},
+}
+"""By the type of the field; a field of another type is as it is."""
+
+
+@cache
+def _fields_of(kind: type[Any]) -> list[tuple[str, Callable[[Any], Any]]]:
+    return [
+        (field.name, _READERS.get(str(field.type), lambda data: data))
+        for field in attrs.fields(kind)
+    ]
+
+
+def _made(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Return the record of which the script has given these fields, and no others."""
+    fields = _fields_of(kind)  # type: ignore[arg-type]  # a class is hashable
+    return kind(**{name: read(data[name]) for name, read in fields if name in data})
+
+
+def _by_name(kind: type[T], data: Mapping[str, Any]) -> dict[str, T]:
+    return {name: _made(kind, data[name]) for name in sorted(data)}
+
+
+def _statistics(text: str) -> DurableStatistics:
+    data = json.loads(text)
     return statistics_of(
-        a_time(time),
-        _lanes_of(lanes),
-        [(lane, state, name, number) for state, lane, name, number in counts],
-        names,
-        dict(pairs_of(by_lane)),
-        {session: a_time(until) for session, until in pairs_of(pauses)},
-        sorted(map(_request, requests), key=attrgetter("id")),
-        dict(sorted(map(_levels, quotas))[:LISTED]),
-        sessions=sessions,
-        store=identity,
+        a_time(data["now"]),
+        _by_name(LaneLimit, data["lanes"]),
+        [(lane, state, name, int(number)) for state, lane, name, number in data["counts"]],
+        data["handled"],
+        {lane: int(number) for lane, number in data["sessions_of_lanes"].items()},
+        {session: a_time(until) for session, until in pairs_of(data["pauses"])},
+        sorted(map(_request, data["requests"]), key=attrgetter("id")),
+        dict(sorted(map(_levels, data["quotas"]))[:LISTED]),
+        sessions=int(data["sessions"]),
+        store=data["store"],
     )
 
 
 def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
     name, limits, levels = data
     return name, tuple(
-        QuotaLevel(limit, int(used), seconds(full))
+        QuotaLevel(limit, int(used), seconds(full or None))
         for limit, (used, full) in zip(rates.from_json(limits), levels, strict=True)
     )
 
 
-def _request(data: Sequence[Any]) -> Request:
-    id, for_quota, name, instance, job, since, served = data
-    line = f"{'quota' if for_quota else 'lock'} {name}"
-    return Request(
-        id, line, instance, "", 0.0 if served else None, int(job) if job else None, a_time(since)
-    )
-
-
-def _instances(answer: Sequence[Any]) -> list[InstanceInfo]:
-    """Return the instances of a store."""
-    return [
-        InstanceInfo(
-            id,
-            host,
-            int(pid),
-            a_time(since),
-            a_time(until),
-            tuple(names),
-            running,
-            dict(pairs_of(lanes)),
-            bool(alive),
-        )
-        for id, host, pid, since, until, names, running, lanes, alive in answer
-    ]
+def _request(data: Mapping[str, Any]) -> Request:
+    served = None if data["served"] == "0" else float(data["served"])
+    job = int(data["job"]) if data["job"] else None
+    whose = data["line"], data["instance"], ""
+    return Request(int(data["id"]), *whose, served, job, a_time(data["since"]))
 
 
 # ---- acts and questions: an encoding for each type of field, a decoding for each type of answer
@@ -432,11 +405,11 @@ _ENCODERS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
     "bool": lambda value: (str(int(value)),),
     "float": lambda value: (micros(value),),
     "ServedAt": lambda value: (f"{value:.0f}",),
-    "Selection": _selection,
+    "Selection": lambda value: (_selection(value),),
     "Sequence[SubmittedJob]": lambda value: chain.from_iterable(map(job_arguments, value)),
-    "Sequence[RateLimit]": lambda value: (rates.to_json(value), json.dumps(_meters(value))),
-    "Mapping[int, str]": lambda value: chain.from_iterable((str(n), s) for n, s in value.items()),
-    "Mapping[str, int]": lambda value: (json.dumps(dict(value)),),
+    "Sequence[RateLimit]": lambda value: (rates.to_json(value), to_json(_meters(value))),
+    "Mapping[int, str]": lambda value: (to_json([[str(n), s] for n, s in value.items()]),),
+    "Mapping[str, int]": lambda value: (to_json(dict(value)),),
     "Mapping[str, LaneLimit | int | float | None]": lambda value: (_lanes(value),),
     "Mapping[str, GroupLimit] | None": lambda value: (_groups(value),),
     "Mapping[str, Any]": lambda value: (_rules(value),),
@@ -467,12 +440,6 @@ def _request_made(answer: Sequence[Any]) -> tuple[int, ServedAt | None] | None:
     return None if answer == [None] else (int(answer[0]), float(answer[1]) or None)
 
 
-def _rules_of(answer: Sequence[Any]) -> StoreRules:
-    result_ttl, max_crashes, hold = answer
-    most = float(max_crashes)
-    return StoreRules(a_time(result_ttl), most if most == math.inf else int(most), bool(hold))
-
-
 _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
     type(None): lambda answer: None,
     bool: lambda answer: bool(answer[0]),
@@ -484,16 +451,18 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
     list[tuple[int, str, str]]: lambda answer: list(
         zip(answer[::3], answer[1::3], answer[2::3], strict=True)
     ),
-    Mapping[str, LaneLimit]: _lanes_of,
-    Mapping[str, GroupLimit]: _groups_of,
-    StoreRules: _rules_of,
-    list[InstanceInfo]: _instances,
+    Mapping[str, LaneLimit]: lambda answer: configured(_by_name(LaneLimit, json.loads(answer[0]))),
+    Mapping[str, GroupLimit]: lambda answer: _by_name(GroupLimit, json.loads(answer[0])),
+    StoreRules: lambda answer: _made(StoreRules, json.loads(answer[0])),
+    list[InstanceInfo]: lambda answer: [_made(InstanceInfo, one) for one in json.loads(answer[0])],
     list[QueuedJob]: lambda answer: list(map(_queued, answer)),
     DurableStatus | None: _status_and_texts,
     tuple[DurableBlocker, ...] | None: lambda answer: (
-        None if answer[0] is None else tuple(map(_blocker, answer[0]))
+        None
+        if answer[0] is None
+        else tuple(_made(DurableBlocker, one) for one in json.loads(answer[0]))
     ),
-    DurableStatistics: _statistics,
+    DurableStatistics: lambda answer: _statistics(answer[0]),
 }
 
 

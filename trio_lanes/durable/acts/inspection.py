@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -16,6 +16,7 @@ from .._contract.act import PortionedAct, Question
 from .._contract.protocol import LISTED, PAGE, REQUESTS_LISTED, STEP_BYTES
 from .._contract.records import (
     CheckReport,
+    DurableAttempt,
     DurableBlocker,
     DurableLaneStatistics,
     DurableStatistics,
@@ -127,7 +128,7 @@ class StatusOf(Question[DurableStatus | None]):
         job = queues.known(self.id)
         if job is None:
             return None
-        status = _status_of(job, queues.now)
+        status = status_from(job, queues.now)
         return attrs.evolve(status, texts=_texts_of(queues, job)) if self.texts else status
 
 
@@ -138,7 +139,7 @@ class RunningIn(Question[DurableStatus | None]):
 
     def answer(self, queues: Queues) -> DurableStatus | None:
         job = queues.running_in(self.session)
-        return None if job is None else _status_of(job, queues.now)
+        return None if job is None else status_from(job, queues.now)
 
 
 class BlockersOf(Question[tuple[DurableBlocker, ...] | None]):
@@ -167,7 +168,7 @@ class JobsOf(Question[list[DurableStatus]], long=True):
     def answer(self, queues: Queues) -> list[DurableStatus]:
         limit = min(self.limit, PAGE)
         found = queues.tables.select(self.of, self.after, limit, queues.now)
-        return [_status_of(job, queues.now) for job in found]
+        return [status_from(job, queues.now) for job in found]
 
 
 class AllStatistics(Question[DurableStatistics], long=True):
@@ -177,18 +178,9 @@ class AllStatistics(Question[DurableStatistics], long=True):
     def answer(self, queues: Queues) -> DurableStatistics:
         tables, now = queues.tables, queues.now
         counts = [(*key, n) for key, n in tables.counts().all().items()]
-        used, known = {lane for lane, *_ in counts}, tables.of(LIMITS)
-        lanes: dict[str, LaneLimit] = {}
-        for name in sorted({*known, *used}):
-            limit = limit_of(known, name)
-            if limit is None:  # a template
-                continue
-            if name not in used and known[name].pause_only and not is_paused(limit, now):
-                continue  # a lane of a template whose pause is over
-            lanes[name] = limit
         return statistics_of(
             now,
-            lanes,
+            tables.of(LIMITS),
             counts,
             {name for info in tables.of(INSTANCES).values() for name in info.names},
             tables.sessions_of_lanes(),
@@ -214,9 +206,16 @@ class Repair(PortionedAct, long=True):
         return _checked(queues, repair=True).repaired, None
 
 
-def _status_of(job: JobRecord, now: float) -> DurableStatus:
-    """Return the public status of a job."""
-    error, runs, due, why = None, attempts(job.history), job.due, job.why
+def status_from(
+    job: JobRecord, now: float, runs: tuple[DurableAttempt, ...] | None = None
+) -> DurableStatus:
+    """Return the public status of a job.
+
+    Args:
+      runs: its last runs; None: they are in its `JobRecord.history`.
+    """
+    error, due, why = None, job.due, job.why
+    runs = attempts(job.history) if runs is None else runs
     if job.state is WAITING and job.ready is None and due is None:
         due, why = now, "session"  # as `Queues.list_next_head` will write it
     if job.state in (DEAD, FAILED) and job.outcome is not None:
@@ -264,6 +263,18 @@ def _texts_of(queues: Queues, job: JobRecord) -> JobTexts:
     )
 
 
+def _present(
+    lanes: Mapping[str, LaneLimit], used: Collection[str], now: float
+) -> Iterator[tuple[str, LaneLimit]]:
+    """Yield the lanes that are configured, have jobs, or are paused, with their limits."""
+    for name in sorted({*lanes, *used}):
+        limit = limit_of(lanes, name)
+        if limit is None:  # a template
+            continue
+        if name in used or not lanes[name].pause_only or is_paused(limit, now):
+            yield name, limit
+
+
 def statistics_of(
     now: float,
     lanes: Mapping[str, LaneLimit],
@@ -280,7 +291,7 @@ def statistics_of(
     """Return statistics of what a store has read.
 
     Args:
-      lanes: the lanes that are there.
+      lanes: the limits of lanes and templates, and the pauses of lanes of templates.
       counts: (lane, state, handler's name, how many jobs).
       handled: the names of handlers of which an instance lives.
       requests: all, in order.
@@ -298,7 +309,7 @@ def statistics_of(
             max_waiting=limit.max_waiting,
             paused=is_paused(limit, now),
         )
-        for name, limit in lanes.items()
+        for name, limit in _present(lanes, sums, now)
     }
     return DurableStatistics(
         **{field: sum(getattr(lane, field) for lane in by_lane.values()) for field in _SUMS},

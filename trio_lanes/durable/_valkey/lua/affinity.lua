@@ -35,7 +35,7 @@ function Homes:keep(job)
     return false
   end
   local since, home = string.match(text, '^(%d+) (.*)$')
-  local ends = math.max(tonumber(since), job.submitted, job.due or 0) + self.affinity
+  local ends = math.max(tonumber(since), job.submitted_at, job.due or 0) + self.affinity
   if ends <= now or self:room(home) <= 0 or not instance_of(home).handles[job.name] then
     return false
   end

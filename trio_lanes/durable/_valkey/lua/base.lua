@@ -11,14 +11,14 @@
 -- variables sets them in a function that it gives to `at_call`.
 --
 -- The arguments of a call: the server's run_id, the caller's channel, its incarnation, how long it had
--- no answer, the greatest time of the store by its own clock, the three rules that hold until a worker
--- has set some; then acts: verb, number of arguments, arguments.
+-- no answer, the greatest time of the store by its own clock, the rules that hold until a worker has set
+-- some; then acts: verb, number of arguments, arguments.
 
 local huge = 1 / 0  -- a library may not use `math` while it is loaded
 local SCHEMA = 1
 local MIGRATIONS = {}  -- by schema: the function that makes the next schema of it
 local SECOND = 1000000
-local FIRST = 9       -- the place of the first act
+local FIRST = 7       -- the place of the first act
 local AHEAD = SECOND  -- the clock was set if it has gone on by so much more than that of the caller
 local BATCH = 500     -- how many members of a set are read, written or worked on at once
 
@@ -44,7 +44,7 @@ at_call(function(key, arguments)
   call = redis.call
   META, ROOT = key, string.sub(key, 1, -5)
   RUN, CHANNEL, CALLER, AWAY = arguments[1], arguments[2], arguments[3], tonumber(arguments[4])
-  MAX_TIME, GIVEN_RULES = arguments[5], { arguments[6], arguments[7], arguments[8] }
+  MAX_TIME, GIVEN_RULES = arguments[5], arguments[6]
 end)
 
 -- The members of a set. SMEMBERS makes a server take 16 kB of memory: it counts while it answers.
@@ -54,6 +54,23 @@ end
 
 local function int(number)
   return string.format('%.0f', number)
+end
+
+-- A table as JSON, in an answer. Its numbers are texts, since cjson writes 14 digits of a number.
+local function json(value)
+  local function shown(one)
+    if type(one) == 'number' then
+      return int(one)
+    elseif type(one) ~= 'table' then
+      return one
+    end
+    local copy = {}
+    for key, part in pairs(one) do
+      copy[key] = shown(part)
+    end
+    return copy
+  end
+  return cjson.encode(shown(value))
 end
 
 -- An optional text among the arguments: '' is none, else it follows a '+'.
@@ -71,17 +88,8 @@ local function number_of(text)
 end
 
 -- Parts of a key that users name have their lengths in front, so that no two keys are the same.
-local NAMED
-
-at_call(function()
-  NAMED = {}
-end)
-
 local function named(name)
-  if not NAMED[name] then
-    NAMED[name] = #name .. ':' .. name
-  end
-  return NAMED[name]
+  return #name .. ':' .. name
 end
 
 -- The name at the beginning of a text, written by `named`, and what follows it behind a ':'.
@@ -130,15 +138,16 @@ end)
 -- One sequence for ids, places, ready numbers and fences. On a server with another run_id, which may
 -- have an older copy of the data, it goes on at the time in microseconds: no number comes twice. So
 -- all numbers have 16 digits, and a sorted set orders equal scores by number. A call reserves numbers
--- before it uses them, each time twice as many; those that it does not use are lost.
-local LAST, RESERVED, MORE  -- the number that was used last, the last that may be used, how many more
+-- before it uses them, so few that they do not outrun that time; those that it does not use are lost.
+local AT_ONCE = 64
+local LAST, RESERVED  -- the number that was used last, the last that may be used
 
 at_call(function()
-  LAST, RESERVED, MORE = meta.seq or 0, meta.seq or 0, 8
+  LAST, RESERVED = meta.seq or 0, meta.seq or 0
 end)
 
 local function reserve_numbers()
-  RESERVED, MORE = RESERVED + MORE, 2 * MORE
+  RESERVED = RESERVED + AT_ONCE
   return RESERVED
 end
 

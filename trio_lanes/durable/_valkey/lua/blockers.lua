@@ -5,7 +5,10 @@
 local of_run, in_line, of_waiting, in_lane
 
 local function a_blocker(kind, lane, job, ends, before)
-  return { kind, lane, job or false, ends and ends < huge and int(ends) or false, before or 0 }
+  return {
+    kind = kind, lane = lane, job = job or nil, before = before,
+    ['until'] = ends and ends < huge and ends or nil,
+  }
 end
 
 function WRITES.blockers_of(id)
@@ -13,11 +16,11 @@ function WRITES.blockers_of(id)
   if not job then
     return { 0, false }
   elseif job.state == 'running' then
-    return { 0, of_run(job) }
+    return { 0, json(of_run(job)) }
   elseif job.state == 'waiting' or job.state == 'parked' then
-    return { 0, of_waiting(job) }
+    return { 0, json(of_waiting(job)) }
   end
-  return { 0, {} }
+  return { 0, '[]' }
 end
 
 function of_run(job)
@@ -124,7 +127,7 @@ function in_lane(job)
   if not limit then  -- only in a store that the check finds wrong
     return found
   elseif is_paused(limit) then
-    add('pause', lane, nil, limit.paused)
+    add('pause', lane, nil, limit.paused_until)
   end
   local live, names = live_with(job.name)
   if #live == 0 then

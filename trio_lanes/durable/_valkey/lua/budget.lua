@@ -70,7 +70,7 @@ function Budget:group(lane)
 end
 
 function Budget:free(lane)
-  local free = (self:limit(lane).c or huge) - self:use(lane)
+  local free = self:limit(lane).concurrency - self:use(lane)
   local group, member = self:group(lane)
   if group then
     free = math.min(free, group:left() - group:kept(member))
@@ -81,7 +81,7 @@ end
 -- Which limits leave no slot to a lane, as {kind, the lane or its group}.
 function Budget:refused_by(lane)
   local found = {}
-  if self:use(lane) >= (self:limit(lane).c or huge) then
+  if self:use(lane) >= self:limit(lane).concurrency then
     found[1] = { 'concurrency', lane }
   end
   local group, member = self:group(lane)
@@ -194,7 +194,7 @@ function Budget:return_refused_by(job)
     return ask('ZCOUNT', ROOT .. 'want:' .. of, '-inf', '(' .. int(job.fence))
   end
   local mine = ask('ZCARD', ROOT .. 'want:' .. lane)
-  if before(lane) >= (self:limit(lane).c or huge) - self:use(lane) + mine then
+  if before(lane) >= self:limit(lane).concurrency - self:use(lane) + mine then
     return { 'concurrency', lane }
   end
   local group = self:group(lane)
@@ -210,7 +210,7 @@ function Budget:return_refused_by(job)
 end
 
 function GroupUse:left()
-  local left = self.limit.c or huge
+  local left = self.limit.concurrency
   for _, number in pairs(self.used) do
     left = left - number
   end

@@ -16,22 +16,23 @@ local function runs_of(instance)
   return ask('ZRANGE', ROOT .. 'run:' .. instance, 0, -1)
 end
 
--- Arguments: the incarnation, microseconds of its lease, the former one, host, pid, kind, affinity, the
--- number of lost runs and the id and fence of each, the number of held fences and these, the handlers.
-function WITH_TICKET.join(arguments)
-  local instance, ttl, former = arguments[1], tonumber(arguments[2]), arguments[3]
-  local at = 8
-  for _ = 1, tonumber(arguments[at]) do
-    forgive(arguments[at + 1], tonumber(arguments[at + 2]))
-    at = at + 2
+-- A set of the members of a list.
+local function set_of(list)
+  local set = {}
+  for _, member in ipairs(list) do
+    set[member] = true
   end
-  at = at + 1
-  local held = {}
-  for _ = 1, tonumber(arguments[at]) do
-    at = at + 1
-    held[tonumber(arguments[at])] = true
+  return set
+end
+
+-- `asked`: JSON {former, host, pid, kind, names, affinity, lost, held}: the former incarnation, id and
+-- fence of each lost run, the fences that are held.
+function WITH_TICKET.join(instance, ttl, asked)
+  asked = cjson.decode(asked)
+  for _, run in ipairs(asked.lost) do
+    forgive(unpack(run))
   end
-  local ids = runs_of(former)
+  local ids, held = runs_of(asked.former), set_of(asked.held)
   for place = #ids, 1, -1 do
     local job = find(ids[place])
     if held[job.fence] then
@@ -41,24 +42,19 @@ function WITH_TICKET.join(arguments)
       give_back(job)
     end
   end
-  drop_instance(former)
+  drop_instance(asked.former)
   local info = {
-    host = arguments[4], pid = arguments[5], kind = arguments[6], names = {}, handles = {},
-    channel = CHANNEL, since = now, affinity = tonumber(arguments[7]),
+    host = asked.host, pid = asked.pid, kind = asked.kind, names = asked.names,
+    handles = set_of(asked.names), channel = CHANNEL, since = now, affinity = asked.affinity,
   }
-  for place = at + 1, #arguments do
-    info.names[#info.names + 1], info.handles[arguments[place]] = arguments[place], true
-  end
   put_instance(instance, info)
   put_last_step(instance, { number = 0, after = 0, stale = {} })
-  call('ZADD', ROOT .. 'in', now + ttl, instance)
+  call('ZADD', ROOT .. 'in', now + tonumber(ttl), instance)
   call('HSET', ROOT .. 'kinds', info.kind, cmsgpack.pack(info.names))
   reap(instance)
   LOOK, CALLER_LOOKS = true, true
   return { 0 }
 end
-
-LISTED.join = true
 
 -- Answer: whether the instance has its lease.
 function WRITES.beat(instance, ttl)
@@ -87,7 +83,7 @@ function forgive(id, fence)
   end
   job.crashes = math.max(0, (job.crashes or 0) - 1)
   if job.crashed_with == 1 then
-    job.alone = (job.alone or 0) - 1
+    job.crashes_alone = (job.crashes_alone or 0) - 1
   end
   job.crashed_with = nil
   put(job)
@@ -120,14 +116,10 @@ function drop_instance(id)
   call('HDEL', ROOT .. 'kinds', info.kind)
 end
 
--- Arguments: the instance, the fences of its runs whose ends are not recorded. The server may have
--- older data: what it has besides is given back. Answer: the fences of which it knows nothing.
-function WRITES.compare_runs(arguments)
-  local instance, lost, has = arguments[1], { 0 }, {}
-  local held = {}
-  for at = 2, #arguments do
-    held[tonumber(arguments[at])] = true
-  end
+-- `fences`: JSON; of the runs of the instance whose ends are not recorded. The server may have older
+-- data: what it has besides is given back. Answer: the fences of which it knows nothing.
+function WRITES.compare_runs(instance, fences)
+  local lost, has, held = { 0 }, {}, set_of(cjson.decode(fences))
   for _, id in ipairs(runs_of(instance)) do
     local job = find(id)
     has[job.fence] = true
@@ -142,8 +134,6 @@ function WRITES.compare_runs(arguments)
   end
   return lost
 end
-
-LISTED.compare_runs = true
 
 function WRITES.leave(instance)
   remove_instance(instance)
@@ -206,10 +196,10 @@ local function refusal(items)
           return { 1, 'unit', unit, item.lane, unpack(counted) }
         end
       end
-      if lane.m then
+      if lane.max_waiting < huge then
         fresh[item.lane] = (fresh[item.lane] or 0) + 1
-        if ask('ZCARD', ROOT .. 'w:' .. item.lane) + fresh[item.lane] > lane.m then
-          return { 1, 'full', item.lane, lane.m }
+        if ask('ZCARD', ROOT .. 'w:' .. item.lane) + fresh[item.lane] > lane.max_waiting then
+          return { 1, 'full', item.lane, lane.max_waiting }
         end
       end
     end
@@ -247,7 +237,7 @@ function accept(item)
   end
   local job = {
     name = item.name, lane = item.lane, session = item.session, priority = item.priority,
-    key = item.key, digest = item.digest, submitted = now, submitter = CHANNEL,
+    key = item.key, digest = item.digest, submitted_at = now, submitter = CHANNEL,
     state = 'waiting', cost = item.cost, rest = item.rest ~= '' and item.rest or nil,
   }
   if item.delay > 0 then
@@ -288,7 +278,7 @@ function WRITES.step(arguments)
   end
   find_all(ids)
   for at = 5, #arguments, FINISH_FIELDS do
-    if not finish(arguments, at, info) then
+    if not finish(info, unpack(arguments, at, at + FINISH_FIELDS - 1)) then
       stale[#stale + 1] = tonumber(arguments[at + 1])
     end
     finished = true
@@ -326,8 +316,8 @@ function forget_lanes()
   if not at then
     return
   end
-  for name, limit in pairs((lanes())) do
-    if limit.pause_only and (limit.paused or 0) <= now then
+  for name, limit in pairs(lanes()) do
+    if limit.pause_only and (limit.paused_until or 0) <= now then
       put_lane(name, nil)
     end
   end
@@ -358,33 +348,26 @@ function cancels(instance)
   return found
 end
 
--- The fields: id, fence, kind, a text, whether an attempt counts, whether the job leaves its place;
--- the type of the error, the error in one line.
+-- By kind, what ends a run: with a text, whether an attempt counts, whether the job leaves its place, and
+-- the failure, {the type of the error, the error in one line}.
 local FINISH = {
-  s = function(job, finish) end_job(job, 'succeeded', finish.text, 1) end,
-  f = function(job, finish) end_job(job, 'failed', finish.text, 1, finish.failure) end,
-  d = function(job, finish) mark_dead(job, finish.text, 1, finish.failure) end,
-  p = function(job, finish)
-    local failure = finish.failure[2] ~= '' and finish.failure[2] or nil
-    postpone(job, tonumber(finish.text), finish.counts, finish.leaves, failure)
+  s = function(job, text) end_job(job, 'succeeded', text, 1) end,
+  f = function(job, text, _, _, failure) end_job(job, 'failed', text, 1, failure) end,
+  d = function(job, text, _, _, failure) mark_dead(job, text, 1, failure) end,
+  p = function(job, text, counts, leaves, failure)
+    local line = failure[2] ~= '' and failure[2] or nil
+    postpone(job, tonumber(text), counts == '1', leaves == '1', line)
   end,
   r = function(job) give_back(job) end,
   c = function(job) end_job(job, 'cancelled', job.cancel or '{}') end,
 }
 
-local function read_finish(arguments, at)
-  return {
-    text = arguments[at + 3], counts = arguments[at + 4] == '1', leaves = arguments[at + 5] == '1',
-    failure = { arguments[at + 6], arguments[at + 7] },
-  }
-end
-
 -- Return whether the fence is still the run's.
-function finish(arguments, at, info)
-  local job = running_of(arguments[at], tonumber(arguments[at + 1]))
+function finish(info, id, fence, kind, text, counts, leaves, ...)
+  local job = running_of(id, tonumber(fence))
   if job then
-    FINISH[arguments[at + 2]](job, read_finish(arguments, at))
-    if info.affinity > 0 and arguments[at + 2] ~= 'r' then
+    FINISH[kind](job, text, counts, leaves, { ... })
+    if info.affinity > 0 and kind ~= 'r' then
       note_home(job)
     end
   end

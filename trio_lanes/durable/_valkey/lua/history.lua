@@ -31,14 +31,3 @@ local function forgiven(job, fence)
   end
   return false
 end
-
-local function attempts(job)
-  local shown = {}
-  for at, run in ipairs(job.runs or {}) do
-    shown[at] = {
-      run[1], run[2], run[3], run[4], int(run[5]), run[6] and int(run[6]), run[7], run[8],
-      run[10] and int(run[9]) or false, run[10] or false,
-    }
-  end
-  return shown
-end

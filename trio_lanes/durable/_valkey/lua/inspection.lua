@@ -4,60 +4,22 @@
 local SHOWN = 100
 
 -- Functions that are called before the place that they have in inspection.py, too.
-local _status_of, texts_of, levels, checked, wrong_with
-
-local function shown_limit(name, limit)
-  local paused = limit.paused
-  return {
-    name, limit.c and int(limit.c) or false, limit.m and int(limit.m) or false,
-    paused and (paused == huge and 'inf' or int(paused)) or false, limit.proposed and 1 or 0,
-    limit.rates,
-  }
-end
+local record_of, texts_of, levels, checked, wrong_with
 
 function READS.all_lanes()
-  local answer = { 0 }
-  local all, names = lanes()
-  for _, name in ipairs(names) do
-    if is_configured(all, name) then
-      answer[#answer + 1] = shown_limit(name, all[name])
-    end
-  end
-  return answer
-end
-
--- A table as an answer can have it: {key, value, key, value...}.
-local function pairs_of(of)
-  local flat = {}
-  for key, value in pairs(of) do
-    flat[#flat + 1] = key
-    flat[#flat + 1] = value
-  end
-  return flat
+  return { 0, json(lanes()) }
 end
 
 function READS.all_groups()
-  local answer = { 0 }
-  for name, group in pairs((groups())) do
-    local most = group.c and int(group.c) or false
-    answer[#answer + 1] = { name, group.members, most, pairs_of(group.reserve), group.rates }
-  end
-  return answer
-end
-
-local function shown_number(number)
-  return number == huge and 'inf' or int(number)
+  return { 0, json(groups()) }
 end
 
 function READS.all_rules()
-  local all = rules()
-  return {
-    0, shown_number(all.result_ttl), shown_number(all.max_crashes), all.hold and 1 or 0,
-  }
+  return { 0, json(rules()) }
 end
 
 function READS.all_instances()
-  local answer = { 0 }
+  local found = {}
   local flat = call('ZRANGE', ROOT .. 'in', 0, -1, 'WITHSCORES')
   for at = 1, #flat, 2 do
     local info = instance_of(flat[at])
@@ -67,18 +29,19 @@ function READS.all_instances()
       local lane = find(id).lane
       of_lanes[lane] = (of_lanes[lane] or 0) + 1
     end
-    answer[#answer + 1] = {
-      flat[at], info.host, info.pid, int(info.since), flat[at + 1], info.names,
-      ask('ZCARD', ROOT .. 'run:' .. flat[at]), pairs_of(of_lanes), is_alive(flat[at]) and 1 or 0,
+    found[#found + 1] = {
+      id = flat[at], host = info.host, pid = info.pid, since = info.since, names = info.names,
+      lease_until = flat[at + 1], running = ask('ZCARD', ROOT .. 'run:' .. flat[at]),
+      lanes = of_lanes, alive = is_alive(flat[at]),
     }
   end
-  return answer
+  return { 0, json(found) }
 end
 
 -- Answer: the oldest jobs that have not ended, with their
 -- payloads, of which there are at most STEP_BYTES.
 function READS.queue_of(session, limit)
-  local of = { states = ' waiting  parked  running ', session = session }
+  local of = { states = { waiting = true, parked = true, running = true }, session = session }
   local answer, size = { 0 }, 0
   local most = math.min(tonumber(limit), PAGE)
   for _, job in ipairs(most > 0 and page_of(of, '0', most) or {}) do
@@ -89,7 +52,7 @@ function READS.queue_of(session, limit)
     local begun = (job.attempts or 0) > 0 or (job.crashes or 0) > 0 or job.kept
     answer[#answer + 1] = {
       job.id, job.name, job.key or false, job.state, payload_of(job),
-      begun and 1 or 0, int(math.max(0, now - job.submitted)),
+      begun and 1 or 0, int(math.max(0, now - job.submitted_at)),
     }
   end
   return answer
@@ -101,7 +64,7 @@ function READS.status_of(id, texts)
   if not job then
     return { 0, false }
   end
-  return { 0, _status_of(job), texts == '1' and texts_of(job) or nil }
+  return { 0, record_of(job), texts == '1' and texts_of(job) or nil }
 end
 
 -- Answer: the state and the outcome of a job that has ended or is dead; only 0 if it has not, and the
@@ -121,107 +84,57 @@ end
 -- The status of the job that runs in a session.
 function READS.running_in(session)
   local job = running_in(session)
-  return { 0, job and _status_of(job) or false }
+  return { 0, job and record_of(job) or false }
 end
 
--- Arguments: a selection, the id after which, how many at most. Answer: the statuses, and the id
--- after which the next page begins; false: there are no more.
-function READS.jobs_of(arguments)
-  local most = tonumber(arguments[SELECTION + 2])
-  local found, after = page_of(read_selection(arguments), arguments[SELECTION + 1], most)
+-- Answer: jobs, and the id after which the next page begins; false: there are no more.
+function READS.jobs_of(of, after, limit)
+  local found, last = page_of(cjson.decode(of), after, tonumber(limit))
   for at, job in ipairs(found) do
-    found[at] = _status_of(job)
+    found[at] = record_of(job)
   end
-  return { 0, found, after }
+  return { 0, found, last }
 end
 
-LISTED.jobs_of = true
-
--- The lanes that are there, with their limits: those that are configured, and lanes of templates
--- while they have jobs or a pause.
-local function present_lanes(counts)
-  local all, present, answer = lanes(), {}, {}
-  for name, limit in pairs(all) do
-    present[name] = not limit.pause_only or (limit_of(name) and is_paused(limit_of(name)))
-  end
-  for _, count in ipairs(counts) do
-    present[count[2]] = true
-  end
-  for name, is in pairs(present) do
-    local limit = is and limit_of(name)
-    if limit then
-      answer[#answer + 1] = shown_limit(name, limit)
-    end
-  end
-  table.sort(answer, function(one, other)
-    return one[1] < other[1]
-  end)
-  return answer
-end
-
--- Each request for a lock or a quota: {whether for a quota, name, instance, job, since, served}.
-local function all_requests()
-  local found = {}
-  for _, instance in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
-    for _, request in ipairs(lines.of_instance(instance)) do
-      found[#found + 1] = {
-        tonumber(request.id), request.costs and 1 or 0, lines.name_of(request), instance,
-        request.job or '', request.since or false, request.served ~= '0' and 1 or 0,
-      }
-    end
-  end
-  return found
-end
-
--- Answer: the identity; counts of {state, lane, name, number}; sessions; sessions by lane; the names
--- of live instances' handlers; the lanes that are there; the time; paused sessions and until when; the
--- requests for locks and quotas; the quotas.
+-- What statistics are made of. `counts`: {state, lane, name, number}; `sessions_of_lanes`: of the lanes in
+-- these; `handled`: the names of live instances' handlers.
 function READS.all_statistics()
-  local counts, by_lane, handled = all_counts(), {}, {}
-  local present = present_lanes(counts)
-  for _, limit in ipairs(present) do
-    by_lane[#by_lane + 1] = limit[1]
-    by_lane[#by_lane + 1] = call('HLEN', ROOT .. 'sl:' .. limit[1])
+  local counts, by_lane, handled, requests = all_counts(), {}, {}, {}
+  for _, count in ipairs(counts) do
+    by_lane[count[2]] = call('HLEN', ROOT .. 'sl:' .. count[2])
   end
   for _, id in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
     for _, name in ipairs(instance_of(id).names) do
       handled[#handled + 1] = name
     end
+    for _, request in ipairs(lines.of_instance(id)) do
+      requests[#requests + 1] = request
+    end
   end
-  return {
-    0, call('HGET', META, 'identity'), counts, tonumber(call('HGET', META, 'sessions') or 0),
-    by_lane, handled, present, int(now), call('ZRANGE', ROOT .. 'pauses', 0, -1, 'WITHSCORES'),
-    all_requests(), levels(),
-  }
+  return { 0, json({
+    store = call('HGET', META, 'identity'), sessions = call('HGET', META, 'sessions') or 0, now = now,
+    counts = counts, lanes = lanes(), sessions_of_lanes = by_lane, handled = handled,
+    pauses = call('ZRANGE', ROOT .. 'pauses', 0, -1, 'WITHSCORES'), requests = requests,
+    quotas = levels(),
+  }) }
 end
 
 -- Answer: the problems, the id after which the next page begins.
 function WRITES.check(after)
-  local problems, _, last = checked(after, false)
-  return { 0, problems, last }
+  local report, last = checked(after, false)
+  return { 0, report.problems, last }
 end
 
 -- The same; the answer begins with how many were repaired.
 function WITH_TICKET.repair(after)
-  local _, fixed, last = checked(after, true)
-  return { 0, fixed, last }
+  local report, last = checked(after, true)
+  return { 0, report.fixed, last }
 end
 
-function _status_of(job)
-  local running, error, due, why = job.state == 'running', false, job.due, job.why
-  if job.state == 'waiting' and not job.ready and not due then
-    due, why = now, 'session'  -- as `list_next_head` will write it
-  end
-  if job.state == 'dead' or job.state == 'failed' then
-    error = text_of(ROOT .. 'o:' .. job.id)
-  end
-  return {
-    job.id, job.name, job.session or false, job.lane, job.priority, job.key or false, job.state,
-    why or false, job.state == 'parked' and int(job.due), (job.attempts or 0) + (running and 1 or 0),
-    job.crashes or 0, running and job.instance, running and job.cancel and 1 or 0, error,
-    int(job.submitted), attempts(job), job.rest or false, int(now),
-    due and int(due) or false,
-  }
+-- What the status of a job is made of. Only of a dead or failed job it shows the outcome.
+function record_of(job)
+  local fails = job.state == 'dead' or job.state == 'failed'
+  return json({ job = job, outcome = fails and text_of(ROOT .. 'o:' .. job.id) or nil, now = now })
 end
 
 -- The last messages to a job: numbers, whether taken, texts.
@@ -253,8 +166,8 @@ function levels()
   for at = 1, #flat, 2 do
     local of_limits, known = {}, cmsgpack.unpack(flat[at + 1])
     for place, meter in ipairs(cjson.decode(known[2])) do
-      local used, refilled_at = rates.used(rates.key_of('quota:' .. named(flat[at]), meter), meter)
-      of_limits[place] = { int(used), used > 0 and int(refilled_at) }
+      local used, refilled_at = rates.used(rates.key_of('quota ' .. flat[at], meter), meter)
+      of_limits[place] = { used, used > 0 and refilled_at }
     end
     found[#found + 1] = { flat[at], known[1], of_limits }
   end
@@ -273,106 +186,102 @@ local function missing_from(job)
   end
 end
 
-local function check_job(job, repair, problems)
-  local function add(text)
-    problems[#problems + 1] = 'job ' .. job.id .. ' ' .. text
+-- Add a problem to a report, {problems, repair, fixed}; and mend it, if it can be and shall be.
+local function report_problem(report, text, mend)
+  report.problems[#report.problems + 1] = text
+  if mend and report.repair then
+    mend()
+    report.fixed = report.fixed + 1
   end
-  local fixed = 0
+end
+
+local function check_job(job, report)
+  local function add(text, mend)
+    report_problem(report, 'job ' .. job.id .. ' ' .. text, mend)
+  end
   local key = missing_from(job)
   if key then
-    add('is not in its place in ' .. key)
-    if repair then
+    add('is not in its place in ' .. key, function()
       WAS[job.id].at = {}
       put(job)
       read_again()
-      fixed = fixed + 1
-    end
+    end)
   end
   if ENDED[job.state] then
-    return fixed
+    return
   end
   local wrong = wrong_with(job)
   if job.state == 'running' and call('EXISTS', ROOT .. 'i:' .. job.instance) == 0 then
-    add('runs on an instance that is not in the store')
-    if repair and is_head(job) then
-      crash({ job.id })
-      fixed = fixed + 1
-    end
+    local mend = is_head(job) and function() crash({ job.id }) end
+    add('runs on an instance that is not in the store', mend)
   end
   if not label_of(lanes(), job.lane) then
     add('is for lane ' .. job.lane .. ', which is not in the store')
   end
   if wrong then
-    add(wrong)
-    if repair then
+    add(wrong, function()
       job.ready, job.shelf = nil, nil
       put(job)
       if job.state == 'waiting' and is_head(job) then
         list_ready(job)
       end
-      fixed = fixed + 1
-    end
+    end)
   end
-  return fixed
 end
 
 -- Index entries of no job, or of a job that the index should not have.
-local function check_index(key, repair, problems)
-  local fixed = 0
+local function check_index(key, report)
   for _, id in ipairs(ask('ZRANGE', key, 0, PAGE - 1)) do
     local job = find(id)
     if not job or not indexes(job)[key] then
-      problems[#problems + 1] = 'job ' .. id .. ' is in ' .. key .. ', where it does not belong'
-      if repair then
+      report_problem(report, 'job ' .. id .. ' is in ' .. key .. ', where it does not belong', function()
         call('ZREM', key, id)
-        fixed = fixed + 1
         read_again()
-      end
+      end)
     end
   end
-  return fixed
 end
 
--- The problems of a page that begins after an id, or the first with ''; how many were repaired; and the
--- id after which the next begins; false: it is the end.
+-- The indexes that are compared with the jobs in them.
+local function checked_indexes()
+  local keys, of_lanes = { 'due', 'at', 'wants', 'dead', 'failed' }, lanes_in_use()
+  for _, count in ipairs(all_counts()) do
+    of_lanes[count[2]] = true
+  end
+  for lane in pairs(of_lanes) do
+    for _, kind in ipairs({ 'h:', 'want:', 'w:' }) do
+      keys[#keys + 1] = kind .. lane
+    end
+  end
+  for _, instance in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
+    keys[#keys + 1] = 'run:' .. instance
+  end
+  for _, list in ipairs(members(ROOT .. 'lists')) do
+    keys[#keys + 1] = 'r:' .. list
+  end
+  return keys
+end
+
+-- The report of a page that begins after an id, or the first with '', and the id after which the next
+-- begins; false: it is the end.
 function checked(after, repair)
-  local problems, fixed, is_first = {}, 0, after == ''
-  after = '(' .. (is_first and '0' or after)
-  local ids = ask('ZRANGEBYSCORE', ROOT .. 'all', after, '+inf', 'LIMIT', 0, PAGE)
+  local report = { problems = {}, repair = repair, fixed = 0 }
+  local from = '(' .. (after == '' and '0' or after)
+  local ids = ask('ZRANGEBYSCORE', ROOT .. 'all', from, '+inf', 'LIMIT', 0, PAGE)
   for _, id in ipairs(ids) do
     local job = find(id)
     if job then
-      fixed = fixed + check_job(job, repair, problems)
+      check_job(job, report)
     else
-      problems[#problems + 1] = 'job ' .. id .. ' is in the list of all jobs, and has no record'
-      if repair then
+      report_problem(report, 'job ' .. id .. ' is in the list of all jobs, and has no record', function()
         call('ZREM', ROOT .. 'all', id)
-        fixed = fixed + 1
-      end
+      end)
     end
   end
-  if is_first then
-    local keys = { ROOT .. 'due', ROOT .. 'at', ROOT .. 'wants', ROOT .. 'dead', ROOT .. 'failed' }
-    local all = lanes_in_use()
-    for _, count in ipairs(all_counts()) do
-      all[count[2]] = true
-    end
-    for lane in pairs(all) do
-      keys[#keys + 1] = ROOT .. 'h:' .. lane
-      keys[#keys + 1] = ROOT .. 'want:' .. lane
-      keys[#keys + 1] = ROOT .. 'w:' .. lane
-      for entry in pairs(ready_lists()[lane] or {}) do
-        keys[#keys + 1] = ready_list(lane, entry)
-      end
-    end
-    for _, instance in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
-      keys[#keys + 1] = ROOT .. 'run:' .. instance
-    end
-    for _, key in ipairs(keys) do
-      fixed = fixed + check_index(key, repair, problems)
-    end
+  for _, key in ipairs(after == '' and checked_indexes() or {}) do
+    check_index(ROOT .. key, report)
   end
-  return problems, fixed, #ids == PAGE and ids[#ids]
+  return report, #ids == PAGE and ids[#ids]
 end
 
 function wrong_with(job)

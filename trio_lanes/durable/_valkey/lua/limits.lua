@@ -1,9 +1,9 @@
 -- Lanes, templates of lanes, and groups: hashes L and G, name -> packed table.
 --
--- A lane has c (concurrency), m (max_waiting), paused (until when), proposed, rates (a text for the
--- clients), meters (see rates). A group has members, c, reserve, rates, meters. What is absent is
--- infinite or false. A name that ends with '*' is a template: each lane that has no limits of its own
--- has those of the longest template that matches it. `pause_only`: L has only the pause of such a lane.
+-- They have the fields of LaneLimit and GroupLimit in Python: `rates` is a text for the clients, and
+-- `meters` are the same (see rates). What is absent is false. A name that ends with '*' is a template:
+-- each lane that has no limits of its own has those of the longest template that matches it.
+-- `pause_only`: L has only the pause of such a lane.
 --
 -- Lanes of templates come and go. The set lr has the lanes of templates of which jobs run; a lane that
 -- has none is taken out when that is seen.
@@ -12,68 +12,47 @@
 -- no other namespace of any database has. While it is the same, calls use what an earlier one has read:
 -- so no function changes these tables.
 
-local READ = {}  -- {configured, lanes, groups, rules}
+local READ  -- what an earlier call has read: {configured, lanes, groups, group_of, rules}
 
-local lanes      -- return all lanes by name, and their names in order
-local groups     -- return all groups by name, and the group of each member
-local own_rules  -- return the rules that a worker has set; false: none has
-
-local function rules_of(ttl, crashes, hold)
-  return { result_ttl = number_of(ttl), max_crashes = number_of(crashes), hold = hold == '1' }
+local function unpacked(key)
+  local found, flat = {}, call('HGETALL', key)
+  for at = 1, #flat, 2 do
+    found[flat[at]] = cmsgpack.unpack(flat[at + 1])
+  end
+  return found
 end
 
-do  -- what only these three need
-  local function configured(name, read)
-    if READ.configured ~= meta.configured then
-      READ = { configured = meta.configured }
+local function configured()
+  if READ and READ.configured == meta.configured then
+    return READ
+  end
+  local rules = call('HGET', META, 'rules')
+  READ = {
+    configured = meta.configured, lanes = unpacked(ROOT .. 'L'), groups = unpacked(ROOT .. 'G'),
+    group_of = {}, rules = rules and cmsgpack.unpack(rules),
+  }
+  for name, group in pairs(READ.groups) do
+    group.name = name
+    for _, member in ipairs(group.members) do
+      READ.group_of[member] = group
     end
-    if not READ[name] then
-      READ[name] = { read() }
-    end
-    return unpack(READ[name])
   end
+  return READ
+end
 
-  local function unpacked(key)
-    local found, names, flat = {}, {}, call('HGETALL', key)
-    for at = 1, #flat, 2 do
-      found[flat[at]] = cmsgpack.unpack(flat[at + 1])
-      names[#names + 1] = flat[at]
-    end
-    table.sort(names)
-    return found, names
-  end
+-- All lanes by name.
+local function lanes()
+  return configured().lanes
+end
 
-  local function read_lanes()
-    return unpacked(ROOT .. 'L')
-  end
+-- All groups by name, and the group of each member.
+local function groups()
+  return configured().groups, configured().group_of
+end
 
-  local function read_groups()
-    local found, group_of = unpacked(ROOT .. 'G'), {}
-    for name, group in pairs(found) do
-      group.name = name
-      for _, member in ipairs(group.members) do
-        group_of[member] = group
-      end
-    end
-    return found, group_of
-  end
-
-  local function read_rules()
-    local values = call('HMGET', META, 'result_ttl', 'max_crashes', 'hold')
-    return values[1] and rules_of(unpack(values)) or false
-  end
-
-  function lanes()
-    return configured('lanes', read_lanes)
-  end
-
-  function groups()
-    return configured('groups', read_groups)
-  end
-
-  function own_rules()
-    return configured('rules', read_rules)
-  end
+-- The rules that a worker has set; nil: none has.
+local function own_rules()
+  return configured().rules or nil
 end
 
 -- Called before a change is written.
@@ -139,12 +118,12 @@ local function limit_of(name, all)
     return nil
   end
   local limit, own = all[label], all[name]
-  if not own or own == limit or not own.paused then
+  if not own or own == limit or not own.paused_until then
     return limit
   end
   return {
-    c = limit.c, m = limit.m, rates = limit.rates, meters = limit.meters,
-    paused = math.max(own.paused, limit.paused or 0),
+    concurrency = limit.concurrency, max_waiting = limit.max_waiting, meters = limit.meters,
+    paused_until = math.max(own.paused_until, limit.paused_until or 0),
   }
 end
 
@@ -153,18 +132,18 @@ local function is_configured(all, name)
 end
 
 local function is_paused(lane)
-  return lane.paused and lane.paused > now
+  return lane.paused_until and lane.paused_until > now
 end
 
 local function unknown_lane(lane)
-  local all, names = lanes()
-  local answer = { 1, 'lane', lane }
-  for _, name in ipairs(names) do
-    if is_configured(all, name) then
-      answer[#answer + 1] = name
+  local names = {}
+  for name in pairs(lanes()) do
+    if is_configured(lanes(), name) then
+      names[#names + 1] = name
     end
   end
-  return answer
+  table.sort(names)
+  return { 1, 'lane', lane, unpack(names) }
 end
 
 -- {state, lane, name, number} of the jobs that have not ended.
@@ -182,7 +161,7 @@ end
 -- The lanes of which a run may hold a slot or want it back.
 local function lanes_in_use()
   local found = {}
-  for lane in pairs((lanes())) do
+  for lane in pairs(lanes()) do
     found[lane] = true
   end
   for _, lane in ipairs(members(ROOT .. 'lr')) do
@@ -191,20 +170,11 @@ local function lanes_in_use()
   return found
 end
 
--- A limit as a client gives it: JSON has no infinity.
-local function paused_as_given(limit)
-  limit.paused = limit.forever and huge or limit.paused
-  limit.forever = nil
-  return limit
-end
-
 local function rules()
-  return own_rules() or rules_of(unpack(GIVEN_RULES))
+  return own_rules() or cjson.decode(GIVEN_RULES)
 end
 
 local function put_rules(all)
   note_change()
-  call('HSET', META, 'result_ttl', all.result_ttl == huge and 'inf' or int(all.result_ttl),
-    'max_crashes', all.max_crashes == huge and 'inf' or int(all.max_crashes),
-    'hold', all.hold and '1' or '0')
+  call('HSET', META, 'rules', cmsgpack.pack(all))
 end

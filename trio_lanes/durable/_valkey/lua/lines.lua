@@ -43,7 +43,7 @@ end
 
 -- The key of the lock, or the name of the quota.
 function lines.name_of(request)
-  return string.match(request.line, '^%a+:%d+:(.*)$')
+  return string.match(request.line, '^%a+ (.*)$')
 end
 
 -- Add a request to the tail of its line.

@@ -7,7 +7,7 @@ function WITH_TICKET.acquire(instance, key, shared, job)
     return { 0, false }
   end
   local request = {
-    line = 'lock:' .. named(key), instance = instance, shared = shared == '1', job = job,
+    line = 'lock ' .. key, instance = instance, shared = shared == '1', job = job,
   }
   lines.make_request(request)
   lines.serve_lock(request.line)
@@ -22,7 +22,7 @@ function WITH_TICKET.spend(instance, quota, limits, meters, costs, job)
   end
   lines.remember(quota, limits, meters)
   local request = {
-    line = 'quota:' .. named(quota), instance = instance,
+    line = 'quota ' .. quota, instance = instance,
     meters = cjson.decode(meters), costs = cjson.decode(costs), job = job,
   }
   local first = lines.first_of(request.line)
@@ -52,7 +52,7 @@ function WITH_TICKET.settle(quota, limits, meters, at, change)
     end
   end
   lines.remember(quota, limits, meters)
-  local line = 'quota:' .. named(quota)
+  local line = 'quota ' .. quota
   meters = cjson.decode(meters)
   rates.give_back(line, meters, less, tonumber(at))
   rates.charge(line, meters, more)
@@ -66,7 +66,7 @@ function WITH_TICKET.reset_quota(quota)
   if not known then
     return { 0, 0 }
   end
-  local line = 'quota:' .. named(quota)
+  local line = 'quota ' .. quota
   for _, meter in ipairs(cjson.decode(cmsgpack.unpack(known)[2])) do
     call('DEL', rates.key_of(line, meter))
   end

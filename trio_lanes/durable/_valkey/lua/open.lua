@@ -5,7 +5,7 @@ local function add_lane(name, limit, worker)
   local there = lanes()[name]
   if not there or there.pause_only or (there.proposed and worker) then
     limit.proposed = not worker or nil
-    limit.paused = there and there.paused or limit.paused
+    limit.paused_until = there and there.paused_until or limit.paused_until
     put_lane(name, limit)
   end
 end
@@ -39,7 +39,7 @@ function WRITES.open(opening)
     call('HSET', META, 'schema', SCHEMA)
   end
   for _, one in ipairs(asked.lanes) do
-    add_lane(one.name, paused_as_given(one.limit), asked.worker)
+    add_lane(one.name, one.limit, asked.worker)
   end
   if asked.worker then
     add_groups(asked.groups)

@@ -3,6 +3,9 @@
 -- Functions that are called before the place that they have in orders.py, too.
 local known_lanes, check_unused, letters, open_session
 
+-- The beginning of the limits of a lane that gets its first number, or of the pause of a lane of a template.
+local NO_LIMIT = { concurrency = 0, max_waiting = huge, pause_only = true, rates = '[]', meters = {} }
+
 -- `running`: whether a running job is cancelled too.
 function WITH_TICKET.cancel(id, outcome, running)
   local job = find(id)
@@ -64,36 +67,14 @@ function WITH_TICKET.abort_run(session, outcome)
   return job and WITH_TICKET.cancel(job.id, outcome, '1') or { 0, 0 }
 end
 
--- The last waiting and parked jobs of a session with ids below `before`: those with a place by place,
--- before them those without.
-local function clearable_of_session(session, before)
-  local jobs, at = {}, 0
-  local function add(id)
+-- Add the last waiting and parked jobs of an index with ids below `before`, up to BATCH jobs in all.
+local function add_clearable(jobs, key, before)
+  local below, most = '(' .. int(before), BATCH + 1  -- one job of a session may run
+  for _, id in ipairs(ask('ZREVRANGEBYSCORE', ROOT .. key, below, '-inf', 'LIMIT', 0, most)) do
     local job = find(id)
-    local clearable = job.state == 'waiting' or job.state == 'parked'
-    if clearable and tonumber(id) < before and #jobs < BATCH then
+    if job.state ~= 'running' and #jobs < BATCH then
       jobs[#jobs + 1] = job
     end
-  end
-  local ids = ask('ZREVRANGE', ROOT .. 's:' .. session, 0, BATCH)
-  while #ids > 0 and #jobs < BATCH do
-    for _, id in ipairs(ids) do
-      add(id)
-    end
-    at = at + #ids
-    ids = ask('ZREVRANGE', ROOT .. 's:' .. session, at, at + BATCH)
-  end
-  for _, id in ipairs(ask('ZRANGE', ROOT .. 'sd:' .. session, 0, -1)) do
-    add(id)
-  end
-  return jobs
-end
-
-local function add_clearable_of_lane(jobs, lane, before)
-  local below, most = '(' .. int(before), BATCH - #jobs
-  local ids = ask('ZREVRANGEBYSCORE', ROOT .. 'w:' .. lane, below, '-inf', 'LIMIT', 0, most)
-  for _, id in ipairs(ids) do
-    jobs[#jobs + 1] = find(id)
   end
 end
 
@@ -105,10 +86,12 @@ function WITH_TICKET.clear(lane, session, outcome, after)
   if lane and not known_lanes(lane) then
     return unknown_lane(lane)
   end
-  local before = tonumber(after) or next_number()
-  local jobs = session and clearable_of_session(session, before) or {}
+  local before, jobs = tonumber(after) or next_number(), {}
   for _, one in ipairs(of) do
-    add_clearable_of_lane(jobs, one, before)
+    add_clearable(jobs, 'w:' .. one, before)
+  end
+  if session then
+    add_clearable(jobs, 'si:' .. session, before)
   end
   -- from the tail: if the head ended first, each of its successors would become ready in turn
   table.sort(jobs, function(one, other)
@@ -120,7 +103,7 @@ function WITH_TICKET.clear(lane, session, outcome, after)
     end_job(job, 'cancelled', outcome)
   end
   if #jobs == BATCH then
-    return { 0, #jobs, int(#of == 1 and lowest or before) }
+    return { 0, #jobs, int(#of > 1 and before or lowest) }
   end
   if session then
     local head = head_of(session)
@@ -139,9 +122,9 @@ function WITH_TICKET.pause(lane, session, micros)
     if not known_lanes(lane) then
       return unknown_lane(lane)
     end
-    local limit = copied(lanes()[lane] or { c = 0, pause_only = true, rates = '[]', meters = {} })
-    limit.paused = math.max(ends, limit.paused or ends)
-    ends = limit.paused
+    local limit = copied(lanes()[lane] or NO_LIMIT)
+    limit.paused_until = math.max(ends, limit.paused_until or ends)
+    ends = limit.paused_until
     put_lane(lane, limit)
   else
     ends = math.max(ends, pause_of(session) or ends)
@@ -168,7 +151,7 @@ function WITH_TICKET.resume(lane, session)
     for _, name in ipairs(names) do
       if all[name] then
         local limit = copied(all[name])
-        limit.paused = nil
+        limit.paused_until = nil
         put_lane(name, not limit.pause_only and limit or nil)
       end
     end
@@ -205,21 +188,17 @@ local function changed_lanes(before, changes)
   end
   for _, change in ipairs(changes) do
     local name, was = change.name, before[change.name]
-    if was and was.pause_only then  -- it gets limits of its own, and keeps its pause
-      was = { paused = was.paused, rates = '[]', meters = {} }
-    end
     if change.gone then
       if not is_configured(before, name) then
         return nil, unknown_lane(name)
       end
       after[name], removes = nil, true
     elseif change.limit then
-      after[name] = paused_as_given(change.limit)
+      after[name] = change.limit
     else
-      was = was or { rates = '[]', meters = {} }
-      after[name] = {
-        c = change.c, m = was.m, paused = was.paused, rates = was.rates, meters = was.meters,
-      }
+      local limit = copied(was or NO_LIMIT)  -- a lane of a template keeps its pause
+      limit.concurrency, limit.proposed, limit.pause_only = change.concurrency, nil, nil
+      after[name] = limit
     end
   end
   for name, limit in pairs(before) do
@@ -254,8 +233,8 @@ local function put_lanes(before, after)
   end
 end
 
--- JSON of lanes, [{name, limit}, {name, c}, {name, gone}...]; of groups, [...], or ''; of rules. A lane
--- with `c`, or with neither, gets another concurrency alone; `gone` removes it.
+-- JSON of lanes, [{name, limit}, {name, concurrency}, {name, gone}...]; of groups, [...], or ''; of rules.
+-- A lane with `concurrency` gets another alone; `gone` removes it.
 function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
   local before, changed_rules = lanes(), cjson.decode(new_rules)
   local after, refused = changed_lanes(before, cjson.decode(new_lanes))
@@ -282,7 +261,7 @@ function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
   if next(changed_rules) then
     local all = copied(rules())
     for name, value in pairs(changed_rules) do
-      all[name] = name == 'hold' and value or number_of(value)
+      all[name] = value
     end
     put_rules(all)
   end
@@ -290,31 +269,27 @@ function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
   return { 0 }
 end
 
--- Dead and failed jobs. Arguments: a selection, the id after which. Answer: how many, and the id after
--- which the next portion begins; false: there are no more.
-function WITH_TICKET.requeue(arguments)
-  local jobs, after = letters(arguments)
+-- Dead and failed jobs of a selection. Answer: how many, and the id after which the next portion begins;
+-- false: there are no more.
+function WITH_TICKET.requeue(of, after)
+  local jobs, last = letters(of, after)
   for _, job in ipairs(jobs) do
-    job.attempts, job.crashes, job.alone, job.crashed_with = nil, nil, nil, nil
+    job.attempts, job.crashes, job.crashes_alone, job.crashed_with = nil, nil, nil, nil
     job.cancel, job.due, job.why = nil, nil, nil
     revive(job)
   end
-  return { 0, #jobs, after }
+  return { 0, #jobs, last }
 end
 
-LISTED.requeue = true
-
-function WITH_TICKET.purge(arguments)
-  local jobs, after = letters(arguments)
+function WITH_TICKET.purge(of, after)
+  local jobs, last = letters(of, after)
   for _, job in ipairs(jobs) do
     open_session(job)
     tell_news(job)  -- a task may wait for it, if it has heard nothing
     forget(job)
   end
-  return { 0, #jobs, after }
+  return { 0, #jobs, last }
 end
-
-LISTED.purge = true
 
 -- The lanes that a name means: that lane, or all lanes of that template that have jobs or a pause, in
 -- order; nil: there is no such lane or template.
@@ -357,16 +332,9 @@ function check_unused(before, after)
   end
 end
 
-function letters(arguments)
-  local of = read_selection(arguments)
-  local states = ''
-  for _, state in ipairs({ ' dead ', ' failed ' }) do
-    if string.find(of.states, state, 1, true) then
-      states = states .. state
-    end
-  end
-  of.states = states
-  local after = arguments[SELECTION + 1]
+function letters(of, after)
+  of = cjson.decode(of)
+  of.states = { dead = of.states.dead, failed = of.states.failed }
   return page_of(of, after == '' and '0' or after, BATCH)
 end
 

@@ -149,10 +149,10 @@ end
 function _crash(job, crashed_with)
   job.crashes = (job.crashes or 0) + 1
   if crashed_with == 1 then
-    job.alone = (job.alone or 0) + 1
+    job.crashes_alone = (job.crashes_alone or 0) + 1
   end
   job.crashed_with = math.min(job.crashed_with or crashed_with, crashed_with)
-  local alone = job.alone or 0
+  local alone = job.crashes_alone or 0
   if not job.cancel and alone >= rules().max_crashes then
     local times = alone == 1 and 'once' or alone .. ' times'
     local message = 'the process ended, or did not answer for longer than its lease, while it ran this'
@@ -278,9 +278,9 @@ end
 
 -- Microseconds until the time `first`, or until the pause of a lane ends before; false: nothing will.
 local function next_due(first)
-  for _, lane in pairs((lanes())) do
+  for _, lane in pairs(lanes()) do
     if is_paused(lane) then
-      first = math.min(first, lane.paused)
+      first = math.min(first, lane.paused_until)
     end
   end
   return first < huge and math.max(0, first - now)

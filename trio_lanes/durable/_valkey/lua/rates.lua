@@ -7,7 +7,7 @@ local FORGET_AFTER = 7200000  -- milliseconds: a clock may be set an hour ahead
 local KINDS = { sliding = SlidingWindow, gcra = Bucket }
 
 function rates.key_of(owner, meter)
-  return ROOT .. 'm:' .. owner .. ' ' .. meter.kind .. ' ' .. meter.n .. ' ' .. meter.unit
+  return ROOT .. 'm:' .. meter.kind .. ' ' .. meter.n .. ' ' .. named(meter.unit) .. ' ' .. owner
 end
 
 local function forget_at(key, refilled_at)

@@ -16,29 +16,27 @@ end
 
 GROWS.checkpoint = true
 
--- Arguments: of the run; data for the next attempt, the id and the outcome of each job that ends.
--- Answer: 1 if it is done, 0 if one of these jobs does not wait in the session, false if the fence is
--- not the run's.
-function WITH_TICKET.take(arguments)
-  local job = run_of(arguments[1], arguments[2], arguments[3])
+-- `taken`: JSON, the id and the outcome of each job that ends. Answer: 1 if it is done, 0 if one of these
+-- jobs does not wait in the session, false if the fence is not the run's.
+function WITH_TICKET.take(instance, id, fence, data, taken)
+  local job = run_of(instance, id, fence)
   if not job then
     return { 0, false }
   end
-  for at = 5, #arguments, 2 do
-    local other = find(arguments[at])
+  taken = cjson.decode(taken)
+  for _, one in ipairs(taken) do
+    local other = find(one[1])
     local waits = other and (other.state == 'waiting' or other.state == 'parked')
     if not waits or not job.session or other.session ~= job.session then
       return { 0, 0 }
     end
   end
-  keep(job, arguments[4])
-  for at = 5, #arguments, 2 do
-    end_job(find(arguments[at]), 'cancelled', arguments[at + 1])
+  keep(job, data)
+  for _, one in ipairs(taken) do
+    end_job(find(one[1]), 'cancelled', one[2])
   end
   return { 0, 1 }
 end
-
-LISTED.take = true
 
 function WITH_TICKET.lend_slot(instance, id, fence)
   local job = run_of(instance, id, fence)

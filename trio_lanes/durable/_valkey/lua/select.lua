@@ -1,33 +1,23 @@
 -- Selections: the jobs that a listing or an order is for, read in pages.
 --
--- Eight arguments: the id or '', the states with spaces around each, the lane, the session, the
--- handler's name, the type of the error, since and until in microseconds or ''.
+-- They have the fields of Selection in Python that are given; `states` is a set.
 
-local SELECTION = 8
 local PAGE = 1000
 
-local function read_selection(arguments)
-  return {
-    id = arguments[1] ~= '' and arguments[1], states = arguments[2], lane = given(arguments[3]),
-    session = given(arguments[4]), name = given(arguments[5]), error = given(arguments[6]),
-    since = tonumber(arguments[7]), ends = tonumber(arguments[8]),
-  }
-end
-
 local function is_selected(job, of)
-  return string.find(of.states, ' ' .. job.state .. ' ', 1, true)
+  return of.states[job.state]
     and (not of.lane or job.lane == of.lane)
     and (not of.session or job.session == of.session)
     and (not of.name or job.name == of.name)
     and (not of.error or job.error == of.error)
-    and (not of.since or job.submitted >= of.since)
-    and (not of.ends or job.submitted < of.ends)
+    and (not of.since or job.submitted_at >= of.since)
+    and (not of['until'] or job.submitted_at < of['until'])
 end
 
 -- The sorted sets, by id, that have all jobs of a selection.
 local function sets_of(of)
   local keys, unended, waits = {}, true, true
-  for state in string.gmatch(of.states, '%a+') do
+  for state in pairs(of.states) do
     waits = waits and (state == 'waiting' or state == 'parked')
     unended = unended and (state == 'waiting' or state == 'parked' or state == 'running')
     keys[#keys + 1] = (state == 'dead' or state == 'failed') and state or 'all'
@@ -49,7 +39,7 @@ end
 -- page begins; false: there are no more. At most PAGE jobs of each set are read.
 local function page_of(of, after, most)
   if of.id then
-    local job = tonumber(of.id) > tonumber(after) and known(of.id)
+    local job = of.id > tonumber(after) and known(int(of.id))
     return job and is_selected(job, of) and { job } or {}, false
   end
   local ids, up_to = {}, huge

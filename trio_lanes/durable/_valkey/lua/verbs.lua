@@ -39,7 +39,6 @@ local function read_acts(arguments)
     acts[#acts + 1] = { arguments[at], words }
     at = first + #words
   end
-  MORE = MORE + 4 * #acts  -- an accepted job takes four numbers: id, place, ready number, fence
   return acts
 end
 
