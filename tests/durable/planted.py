@@ -99,13 +99,14 @@ def _ready_though_behind(before: Any) -> Any:
 
 
 def _slot_kept(before: Any) -> Any:
-    def used(self: Any, lane: str) -> int:
-        return int(before(self, lane)) + sum(
-            job.state.value in ("parked", "waiting") and job.fence > 0 and job.lane == lane
-            for job in self._jobs.values()
-        )
+    def runs(self: Any) -> Any:
+        found = before(self)
+        for job in self._jobs.values():
+            if job.state.value in ("parked", "waiting") and job.fence > 0:
+                found._holding[job.lane].add(job.id)
+        return found
 
-    return used
+    return runs
 
 
 def _one_slot_too_many(before: Any) -> Any:
@@ -134,7 +135,8 @@ def _held_are_given_back(before: Any) -> Any:
 
 def _last_head_wins(before: Any) -> Any:
     def head(self: Any, session: str) -> Any:
-        queue = self._queue(session)
+        jobs = (job for job in self._jobs.values() if job.session == session)
+        queue = sorted((job for job in jobs if job.place is not None), key=lambda job: job.place)
         return queue[-1] if queue else None
 
     return head
@@ -217,7 +219,7 @@ RULES, TABLES, QUEUES = (
 FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
     "the number of a step is forgotten": (
         suite("test_a_step_asked_again_gives_the_same_claims_and_does_nothing_more"),
-        _replaced("_rules.answers:Answers.put_step", _number_forgotten),
+        _replaced("_rules.answers:RemembersAnswers.put_last_step", _number_forgotten),
     ),
     "a step asked again gives no claims": (
         simulation(),
@@ -267,10 +269,10 @@ FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
         simulation(),
         _replaced(f"{QUEUES}.append", _ready_though_behind),
     ),
-    "a slot is not freed": (twins, _replaced(f"{TABLES}.slots_used", _slot_kept)),
+    "a slot is not freed": (twins, _replaced(f"{TABLES}.runs", _slot_kept)),
     "a lane has one slot too many": (
         simulation(),
-        _replaced(f"{TABLES}.slots_used", _one_slot_too_many),
+        _replaced("_rules.running:Running.slots_used", _one_slot_too_many),
     ),
     "a dead instance is not reaped": (simulation(), _replaced(f"{RULES}._reap", _returning(None))),
     "the last job of a session is its head": (

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, final
 
 from ..._limits.meters import Mark, Marks, put
 from .._contract.records import Selection
-from .._contract.state import ENDED, PARKED, RUNNING, WAITING
+from .._contract.state import ENDED, PARKED, RUNNING, WAITING, DurableState
 from .._rules.answers import RemembersAnswers
 from .._rules.counts import COUNTED, Counts
 from .._rules.job_record import ON_LIST, JobRecord
@@ -34,12 +34,14 @@ class MemoryTables(RemembersAnswers, Settings):
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
         self._settings = {kind.name: {} for kind in SETTING_KINDS}
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
-        self._refilled_at: Final[
-            dict[str, float]
-        ] = {}  # {meter with marks: when it is replenished}
+        # {meter with marks: when it is replenished}
+        self._refilled_at: Final[dict[str, float]] = {}
         self._number = 0
         self._identity: Final = uuid.uuid4().hex
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
+
+    def _in(self, *states: DurableState) -> Iterator[JobRecord]:
+        return (job for job in self._jobs.values() if job.state in states)
 
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
@@ -66,15 +68,10 @@ class MemoryTables(RemembersAnswers, Settings):
     def last_number(self) -> int:
         return self._number
 
-    def _queue(self, session: str) -> list[JobRecord]:
-        queue = (
-            job for job in self._jobs.values() if job.session == session and job.place is not None
-        )
-        return sorted(queue, key=lambda job: job.place or 0)
-
     def head(self, session: str) -> JobRecord | None:
-        queue = self._queue(session)
-        return queue[0] if queue else None
+        queue = (job for job in self._jobs.values() if job.session == session)
+        places = ((job.place, job) for job in queue if job.place is not None)
+        return min(places, default=(0, None))[1]
 
     def ready(
         self, lane: str, priority: int, name: str, after: int | None, limit: int
@@ -91,45 +88,36 @@ class MemoryTables(RemembersAnswers, Settings):
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         due = [
             job
-            for job in self._jobs.values()
-            if job.state is PARKED
-            and _due(job) <= now
+            for job in self._in(PARKED)
+            if _due(job) <= now
             and (session is None or (job.session == session and job.place is None))
         ]
         return sorted(due, key=lambda job: (_due(job), job.id))[:limit]
 
     def forget_due(self, now: float, limit: int) -> int:
-        due = [job for job in self._jobs.values() if job.state in ENDED and _due(job) <= now]
+        due = [job for job in self._in(*ENDED) if _due(job) <= now]
         for job in due[:limit]:
             self.delete(job)
         return len(due[:limit])
 
     def next_due(self) -> float | None:
-        parked = (_due(job) for job in self._jobs.values() if job.state is PARKED)
         pauses = (until for until in self.of(PAUSES).values() if until < float("inf"))
-        return min((*parked, *pauses), default=None)
+        return min((*map(_due, self._in(PARKED)), *pauses), default=None)
 
     def next_over(self) -> float | None:
-        return min((_due(job) for job in self._jobs.values() if job.state in ENDED), default=None)
+        return min(map(_due, self._in(*ENDED)), default=None)
 
     def running(self, instance: str) -> list[JobRecord]:
-        return [
-            job for job in self._jobs.values() if job.state is RUNNING and job.instance == instance
-        ]
+        return [job for job in self._in(RUNNING) if job.instance == instance]
 
     def runs(self) -> Running:
         runs = Running()
-        for job in self._jobs.values():
-            if job.state is RUNNING:
-                runs.put(job)
+        for job in self._in(RUNNING):
+            runs.put(job)
         return runs
 
     def first_holder(self, lane: str) -> JobRecord | None:
-        holding = (
-            job
-            for job in self._jobs.values()
-            if job.state is RUNNING and job.lane == lane and not job.lent
-        )
+        holding = (job for job in self._in(RUNNING) if job.lane == lane and not job.lent)
         return min(holding, key=lambda job: job.fence, default=None)
 
     def ready_before(self, job: JobRecord, limit: int) -> int:
@@ -146,11 +134,8 @@ class MemoryTables(RemembersAnswers, Settings):
     def clearable(
         self, lane: str | None, session: str | None, before: int, limit: int
     ) -> list[JobRecord]:
-        jobs = [
-            job
-            for job in self._jobs.values()
-            if job.state in (WAITING, PARKED) and _of(job, lane, session) and job.id < before
-        ]
+        clearable = self._in(WAITING, PARKED)
+        jobs = [job for job in clearable if _of(job, lane, session) and job.id < before]
         if session is not None:
             jobs.sort(key=lambda job: job.place or 0)
         return jobs[-limit:]
@@ -158,11 +143,11 @@ class MemoryTables(RemembersAnswers, Settings):
     def select(self, of: Selection, after: int, limit: int, now: float) -> list[JobRecord]:
         jobs = [
             job
-            for id, job in self._jobs.items()
-            if id > after and (job.state not in ENDED or _due(job) > now)
-            if job.state in of.states
+            for job in self._in(*of.states)
+            if job.id > after
+            and (job.state not in ENDED or _due(job) > now)
             and _of(job, of.lane, of.session)
-            and of.id in (None, id)
+            and of.id in (None, job.id)
             and of.name in (None, job.name)
             and of.error in (None, job.error)
             and (of.since is None or of.since <= job.submitted_at)
@@ -191,7 +176,7 @@ class MemoryTables(RemembersAnswers, Settings):
         return kept != before
 
     def all_live(self) -> Iterable[JobRecord]:
-        alive = [job for job in self._jobs.values() if job.state not in ENDED]
+        alive = self._in(*COUNTED)
         return sorted(alive, key=lambda job: (job.session or "", job.place or 0, job.id))
 
     def request(self, id: int) -> Request | None:
@@ -211,8 +196,8 @@ class MemoryTables(RemembersAnswers, Settings):
         return [one for one in self._requests.values() if instance in (None, one.instance)]
 
     def counts(self) -> Counts:
-        live = (job for job in self._jobs.values() if job.state in COUNTED)
-        return Counts(Counter((job.lane, job.state.value, job.name) for job in live).items())
+        keys = ((job.lane, job.state.value, job.name) for job in self._in(*COUNTED))
+        return Counts(Counter(keys).items())
 
     def sessions(self) -> int:
         return len({job.session for job in self._jobs.values() if job.place is not None})

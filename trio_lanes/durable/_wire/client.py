@@ -181,7 +181,8 @@ class ServedStoreClient(Store):
         """Make a call, and return its answer."""
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._call(name, arguments) as call:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._limit(long)):
+            limit = max(LONG, self.patience) if long else self.patience
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + limit):
                 await self._until_answered(call, math.inf if long else ASK_AGAIN)
         if call.answer is None:
             verb = verb_of(name, arguments)
@@ -212,9 +213,6 @@ class ServedStoreClient(Store):
                 raise answer
             if answer != NOT_YET:
                 return answer
-
-    def _limit(self, long: bool) -> float:
-        return max(LONG, self.patience) if long else self.patience
 
     async def _until_answered(self, call: _Call, again_after: float) -> None:
         while True:
