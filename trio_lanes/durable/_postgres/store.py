@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar, final
 
@@ -20,17 +20,17 @@ import psycopg
 import trio
 from psycopg import conninfo
 
-from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, PATIENCE, EngineStore, Lookups
+from .._rules.engine_store import MAX_PAYLOAD, PATIENCE
 from .._rules.queues import Queues
+from .._sql.act_thread import ActThread
+from .._sql.store import SqlStore
 from .errors import translated
 from .link import PostgresLink, check_sessions
 from .listener import Listener
 from .schema import channel_of, check_server, naming, prepare
 from .tables import PostgresTables
-from .writer import PostgresWriter
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _NAMESPACE: Final = re.compile("[a-z_][a-z0-9_]{0,39}")
 
 
 @final
-class PostgresStore(EngineStore):
+class PostgresStore(SqlStore):
     """A store in a schema of a PostgreSQL database (13 or newer), which is made if it is missing.
 
     Args:
@@ -75,8 +75,6 @@ class PostgresStore(EngineStore):
                 "namespace must be at most 40 lower-case letters, digits and _, not begin with a "
                 f"digit or with pg_; got {namespace!r}"
             )
-        if not patience > 0:
-            raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
         self._dsn: Final = dsn
         self._namespace: Final = namespace
         self._make: Final = make
@@ -84,10 +82,8 @@ class PostgresStore(EngineStore):
         self._name: Final = f"PostgreSQL, {database}" + (f" on {host}" if host else "")
         self._channel: Final = channel_of(namespace)
         self._named: Final = naming(namespace)
-        self._writer: PostgresWriter | None = None
-        self._reader: PostgresLink | None = None
-        self._one_reader: Final = trio.CapacityLimiter(1)
-        self._opening: Opening | None = None
+        self._reader: PostgresLink
+        self._opening: Opening
         self._clock: trio.abc.Clock
 
     def __repr__(self) -> str:
@@ -118,19 +114,9 @@ class PostgresStore(EngineStore):
             if await link.call(lambda: self._examine(link)):
                 await listening.call(lambda: self._examine_pooler(listening, link))
             engine, tables = await link.call(lambda: self._begin(link, opening, me))
-            self._writer = writer = PostgresWriter(
-                self._name, link, engine, tables, self._channel, me, self.patience, self._announce
-            )
-            writer.start()
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(listener.listen)
-                    yield
-                    nursery.cancel_scope.cancel()
-            finally:
-                await writer.close()
-                self._writer = None
-                self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
+            writer = ActThread(self._name, tables, engine, self.patience, self._announce)
+            async with self._working(writer, listener.listen):
+                yield
         finally:
             with trio.CancelScope(shield=True):
                 await listening.call(listener.forget)
@@ -157,15 +143,16 @@ class PostgresStore(EngineStore):
             prepare(
                 connection, namespace, self._name, self.max_payload, works=works, make=self._make
             )
-            tables = self._tables(connection, opening.names)
+            tables = self._tables(link, opening.names, me)
             tables.begin(write=True, me=me)
             tables.reads_homes = opening.affinity > 0
             engine = Engine(tables, opening)
             tables.commit(self._channel, me, False, ())
             return engine, tables
 
-    def _tables(self, connection: psycopg.Connection, names: Collection[str]) -> PostgresTables:
-        return PostgresTables(connection, self._named, names, self._clock.current_time)
+    def _tables(self, link: PostgresLink, names: Collection[str], me: str = "") -> PostgresTables:
+        clock = self._clock.current_time
+        return PostgresTables(link, self._name, self._named, self._channel, me, names, clock)
 
     @contextmanager
     def _translating(self) -> Iterator[None]:
@@ -176,28 +163,9 @@ class PostgresStore(EngineStore):
 
     # ---- working
 
-    def _opened(self) -> PostgresWriter:
-        if self._writer is None:
-            raise StoreUnavailableError(f"{self!r} is not open")
-        return self._writer
-
-    def _transact(
-        self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
-    ) -> Awaitable[T]:
-        return self._opened().act(act, None, ticket, lookups=lookups)
-
-    async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
-        writer = self._opened()
-        if long:  # on a connection of its own, so that the writer does not wait for it
-            return await trio.to_thread.run_sync(self._look, look, limiter=self._one_reader)
-        return await writer.act(look, None, write=False)
-
     def _look(self, look: Callable[[Queues], T]) -> T:
-        """Call ``look`` on one snapshot of the store, however long it takes. Runs in a thread."""
-        assert self._reader is not None
-        assert self._opening is not None
         with self._translating():
-            tables = self._tables(self._reader.connected(), ())
+            tables = self._tables(self._reader, ())
             queues = Queues(tables, self._opening)
             queues.now, _ = tables.begin(write=False)
             try:

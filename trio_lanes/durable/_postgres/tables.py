@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, final
 
 import psycopg
@@ -29,14 +30,18 @@ from .._contract.protocol import REMEMBERED_FOR
 from .._contract.records import Ended, SubmittedJob
 from .._options.names import LONGEST_NAME
 from .._options.submission import check_submitted
+from .._rules.engine import Engine
 from .._rules.engine_store import Lookups
 from .._rules.queues import FORGET_EVERY
 from .._rules.rates import ONE_REQUEST
 from .._rules.tables import STEPS, LastStep
+from .._sql.act_thread import HandedAct, Transactions
 from .._sql.rows import Cursor, Row, Values
 from .._sql.statements import Many
 from .._sql.tables import number_at
 from .._wire.codec import decode, encode
+from .errors import is_of_connection, translated
+from .link import PostgresLink
 from .read_ahead import ANSWERED, ReadAhead
 from .rows import PostgresRows, by_column
 
@@ -80,26 +85,39 @@ Given: TypeAlias = tuple[SubmittedJob, float, Exception | None]
 
 
 @final
-class PostgresTables(ReadAhead):
-    """An implementation of `Tables` over one connection, with a cache.
+class PostgresTables(ReadAhead, Transactions):
+    """An implementation of `Tables` over one link, with a cache.
 
     Args:
+      name: describes the store.
       named: puts the schema into a statement; see `schema.naming`.
+      channel: the channel on which instances notify each other.
+      me: the name of this instance on the channel.
       names: the handlers for which the instance claims jobs.
       clock: gives the seconds of a clock of this machine that cannot be set.
     """
 
+    errors = psycopg.Error
+
     def __init__(
         self,
-        connection: psycopg.Connection,
+        link: PostgresLink,
+        name: str,
         named: Callable[[str], bytes],
+        channel: str,
+        me: str,
         names: Collection[str],
         clock: Callable[[], float],
     ) -> None:
         self._execute = self._run
         super().__init__(PostgresRows(self._run), names)
-        self._connection = connection
+        self._link: Final = link
+        self._connection = link.connected()
+        self._name: Final = name
         self._named: Final = named
+        self._channel: Final = channel
+        self._me: Final = me
+        self._committing = False
         self._notices = 0
         self._ahead = 0.0
         self._moved = False  # whether the jobs with a `run_at` have followed the server's clock
@@ -125,11 +143,48 @@ class PostgresTables(ReadAhead):
 
     # ---- transactions
 
-    def use(self, connection: psycopg.Connection) -> None:
-        """Use another connection from now on: the former was lost."""
-        if connection is not self._connection:
+    def begin_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
+        self._committing = False
+        connection = self._link.connected()
+        if connection is not self._connection:  # the former was lost
             self._connection = connection
             self._forget()
+        write = any(act.write for act in acts)
+        engine.now, given = self.begin(
+            [act.lookups for act in acts],
+            [act.ticket for act in acts if act.ticket],
+            write=write,
+            me=self._me,
+            take_in=write,
+        )
+        for job, due, refused in given:
+            engine.take_in(job, due, refused)
+
+    def commit_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
+        self._committing = any(act.write for act in acts)
+        look = engine.look or engine.look_elsewhere
+        if self.commit(self._channel, self._me, look, engine.news):
+            engine.look = True  # the next step forgets more
+
+    def undo_acts(
+        self, acts: list[HandedAct[Any]], error: BaseException
+    ) -> tuple[list[list[HandedAct[Any]]], BaseException, bool]:
+        lost = is_of_connection(error)
+        # the caller asks again, and the ticket or the number of the step decides
+        unknown = self._committing and lost
+        with suppress(psycopg.Error):
+            self.rollback()
+        if self._connection.closed:
+            self._link.close()
+            lost = True
+        if len(acts) > 1 and not lost:
+            return [[act] for act in acts], error, False
+        if isinstance(error, psycopg.Error):
+            error = translated(self._name, error)
+        return [], error, unknown
+
+    def lose_patience(self) -> None:
+        self._link.cut()
 
     def begin(
         self,

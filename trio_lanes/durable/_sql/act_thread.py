@@ -6,7 +6,7 @@ Theory of operation:
   the next transaction together.
 * The rules refuse an act before they write, so a refused act fails alone. If the database refuses
   the transaction, or an act fails halfway, the transaction is undone and each act is repeated in a
-  transaction of its own, unless `ActThread._undo` sees no use in that.
+  transaction of its own, unless `Transactions.undo_acts` sees no use in that.
 * The effects of a transaction are announced as a whole.
 * A caller gets its answer when the transaction is on the disk.
 * No caller waits longer than the store's patience, also if the thread stands still in a call of the
@@ -27,15 +27,15 @@ from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, final
 
-import outcome
+import attrs
 import trio
+from outcome import Error, Outcome, Value
 from trio.lowlevel import Abort
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Ended
 from .._rules.engine import Engine
 from .._rules.engine_store import NO_LOOKUPS, Lookups
-from .tables import SqlTables
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -48,6 +48,7 @@ OUTSTANDING: Final = 2000
 
 CLOSING: Final = 1.0
 """Seconds, beyond the patience, for which the thread may delay the end of its store."""
+
 
 Announce: TypeAlias = Callable[[list[int], list[tuple[int, Ended | None]], bool], None]
 
@@ -64,65 +65,76 @@ def _not_cancelled(raise_cancel: object) -> Abort:
 
 
 @final
+@attrs.define(eq=False)
 class HandedAct(Generic[T]):
-    """A call to be made in a transaction, and its outcome.
+    """A call to be made in a transaction, and its outcome."""
 
-    Attributes:
-      now: the store's time; None: the beginning of the transaction finds it out.
-      ticket: the ticket of the act; empty: it has none.
-      write: whether the call may change the tables.
-      lookups: what the call will look up.
-      due: the monotonic time until which the caller waits.
-      overdue: whether that has passed before the act was sealed.
-      sealed: whether the commit of the act may be under way.
-      outcome: what came of the call; set in the writer's thread.
-      answer: what the caller gets; set in Trio's thread.
-    """
-
-    __slots__ = (
-        "answer",
-        "call",
-        "due",
-        "lookups",
-        "now",
-        "outcome",
-        "overdue",
-        "sealed",
-        "task",
-        "ticket",
-        "write",
-    )
-
-    def __init__(
-        self,
-        call: Callable[[Engine], T],
-        now: float | None,
-        ticket: str,
-        write: bool,
-        lookups: Lookups,
-        due: float,
-    ) -> None:
-        self.call: Final = call
-        self.now: Final = now
-        self.ticket: Final = ticket
-        self.write: Final = write
-        self.lookups: Final = lookups
-        self.task: Final = trio.lowlevel.current_task()
-        self.due: Final = due
-        self.overdue = self.sealed = False
-        self.outcome: outcome.Outcome[T] | None = None
-        self.answer: outcome.Outcome[T] | None = None
+    call: Callable[[Engine], T]
+    now: float | None
+    """The store's time; None: the beginning of the transaction finds it out."""
+    ticket: str
+    """The ticket of the act; empty: it has none."""
+    write: bool
+    """Whether the call may change the tables."""
+    lookups: Lookups
+    """What the call will look up."""
+    due: float
+    """The monotonic time until which the caller waits."""
+    task: trio.lowlevel.Task = attrs.field(factory=trio.lowlevel.current_task)
+    overdue: bool = False
+    """Whether `due` has passed before the act was sealed."""
+    sealed: bool = False
+    """Whether the commit of the act may be under way."""
+    outcome: Outcome[T] | None = None
+    """What came of the call; set in the writer's thread."""
+    answer: Outcome[T] | None = None
+    """What the caller gets; set in Trio's thread."""
 
     def perform(self, engine: Engine) -> None:
         """Make the call, and keep its result."""
-        self.outcome = outcome.Value(engine.once(self.ticket, self.call))
+        self.outcome = Value(engine.once(self.ticket, self.call))
 
     def refuse(self, error: BaseException) -> None:
         """Let the caller get an error: nothing of the act has happened, as far as known."""
-        self.outcome = outcome.Error(error)
+        self.outcome = Error(error)
 
 
-class ActThread(ABC):
+class Transactions(ABC):
+    """The transactions of one connection, as an `ActThread` needs them. In its thread."""
+
+    errors: ClassVar[type[Exception]]
+    """The errors of the database, which concern all acts of a transaction."""
+
+    @property
+    @abstractmethod
+    def writes(self) -> int:
+        """The number of changes so far: a caller compares it with an earlier value."""
+
+    @abstractmethod
+    def begin_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
+        """Begin a transaction for these acts."""
+
+    @abstractmethod
+    def commit_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
+        """Commit the transaction of these acts."""
+
+    @abstractmethod
+    def undo_acts(
+        self, acts: list[HandedAct[Any]], error: BaseException
+    ) -> tuple[list[list[HandedAct[Any]]], BaseException, bool]:
+        """Undo the transaction of these acts, which has failed.
+
+        Return the acts that are to be done again, by transaction; the error of all others; and
+        whether these may have happened.
+        """
+
+    @abstractmethod
+    def lose_patience(self) -> None:
+        """Make the thread go on, if anything can: an act is overdue. In the thread that watches."""
+
+
+@final
+class ActThread:
     """A thread that makes calls in transactions, in the order of handing over.
 
     Args:
@@ -133,13 +145,11 @@ class ActThread(ABC):
       announce: announces the effects of transactions.
     """
 
-    _errors: ClassVar[type[Exception]]  # the errors of the database, which concern all acts
-
     def __init__(
-        self, name: str, tables: SqlTables, engine: Engine, patience: float, announce: Announce
+        self, name: str, tables: Transactions, engine: Engine, patience: float, announce: Announce
     ) -> None:
         self._name: Final = name
-        self._tables = tables
+        self._tables: Final = tables
         self._engine: Final = engine
         self._patience: Final = patience
         self._announce: Final = announce
@@ -255,7 +265,7 @@ class ActThread(ABC):
             while self._unanswered and self._unanswered[0].answer is not None:
                 self._unanswered.popleft()
 
-    def _answer(self, act: HandedAct[Any], answer: outcome.Outcome[Any]) -> None:
+    def _answer(self, act: HandedAct[Any], answer: Outcome[Any]) -> None:
         if act.answer is None:  # else it was overdue
             act.answer = answer
             self._outstanding -= 1
@@ -269,7 +279,7 @@ class ActThread(ABC):
                 f"{self._name} has not answered within {self._patience:g} s"
             )
             error.unknown = act.sealed and act.write
-            self._answer(act, outcome.Error(error))
+            self._answer(act, Error(error))
 
     # ---- in the thread that watches
 
@@ -283,7 +293,7 @@ class ActThread(ABC):
                     self._changed.wait(wait)
                 else:
                     self._token.run_sync_soon(self._refuse_overdue, self._take_overdue())
-                    self._lose_patience()
+                    self._tables.lose_patience()
 
     def _take_overdue(self) -> list[HandedAct[Any]]:
         now, overdue = monotonic(), []
@@ -292,10 +302,6 @@ class ActThread(ABC):
             act.overdue = not act.sealed
             overdue.append(act)
         return overdue
-
-    @abstractmethod
-    def _lose_patience(self) -> None:
-        """Make the thread go on, if anything can: an act is overdue. In the thread that watches."""
 
     # ---- in the writer's thread
 
@@ -365,7 +371,7 @@ class ActThread(ABC):
             self._transact(acts)
         except BaseException as error:
             self._engine.forget_effects()
-            again, refused, unknown = self._undo(acts, error)
+            again, refused, unknown = self._tables.undo_acts(acts, error)
             if isinstance(error, OverdueError):
                 again = [acts]
             for some in again:
@@ -381,40 +387,22 @@ class ActThread(ABC):
 
     def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
-        self._begin(acts)
+        tables.begin_acts(engine, acts)
         for act in acts:
             before = tables.writes
             try:
                 if act.now is not None:
                     engine.now = act.now
                 act.perform(engine)
-            except self._errors:
+            except tables.errors:
                 raise
             except Exception as error:
                 if len(acts) == 1 or tables.writes != before:
                     raise  # the act is half done: undo all, and do each act by itself
                 act.refuse(error)
         self._seal(acts)
-        self._commit(acts)
+        tables.commit_acts(engine, acts)
         self._accepted += engine.accepted
         self._news += engine.news
         self._look = self._look or engine.look
         engine.forget_effects()
-
-    @abstractmethod
-    def _begin(self, acts: Sequence[HandedAct[Any]]) -> None:
-        """Begin a transaction for these acts."""
-
-    @abstractmethod
-    def _commit(self, acts: Sequence[HandedAct[Any]]) -> None:
-        """Commit the transaction of these acts."""
-
-    @abstractmethod
-    def _undo(
-        self, acts: list[HandedAct[Any]], error: BaseException
-    ) -> tuple[list[list[HandedAct[Any]]], BaseException, bool]:
-        """Undo the transaction of these acts, which has failed.
-
-        Return the acts that are to be done again, by transaction; the error of all others; and
-        whether these may have happened.
-        """

@@ -52,15 +52,6 @@ class SqliteHost:
         """Return a store object for one worker; it is not open."""
         return Guest(self)
 
-    async def declare_all_dead(self) -> None:
-        """Give back what the workers of an earlier host ran."""
-
-        def remove(engine: Engine) -> None:
-            for info in engine.tables.of(INSTANCES).values():
-                engine.remove_instance(info.id)
-
-        await self.store._transact(remove)
-
 
 @final
 class Guest(EngineStore):
@@ -128,6 +119,11 @@ async def host(store: SqliteStore) -> AsyncIterator[SqliteHost]:
       StoreLockedError: if the file has a worker or a host already.
     """
     async with store.open_as(HOST, owner=True):
-        owner = SqliteHost(store)
-        await owner.declare_all_dead()
-        yield owner
+        await store._transact(_remove_all)
+        yield SqliteHost(store)
+
+
+def _remove_all(engine: Engine) -> None:
+    """Give back what the workers of an earlier host ran."""
+    for info in engine.tables.of(INSTANCES).values():
+        engine.remove_instance(info.id)

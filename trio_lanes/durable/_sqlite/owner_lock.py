@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 LOCK_WAIT: Final = 0.2
 """Seconds for which a worker tries to take the lock.
@@ -20,30 +20,19 @@ waits as long before it is refused.
 """
 
 
-@final
-class OwnerLock:
-    """The worker's lock: held from `acquire` to `release`, or to the end of the process."""
-
-    def __init__(self, path: Path) -> None:
-        # an absolute path, since SQLite may read a relative one as a URI
-        self._connection = sqlite3.connect(
-            path.absolute(),
-            timeout=LOCK_WAIT,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-
-    def acquire(self) -> bool:
-        """Take the lock; return False if another process holds it."""
-        try:
-            self._connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.Error as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                return False
-            self.release()
-            raise
-        return True
-
-    def release(self) -> None:
-        """Release the lock, if it was taken."""
-        self._connection.close()
+def take_lock(path: Path) -> sqlite3.Connection | None:
+    """Take the lock until the connection is closed; None: another process has it."""
+    lock = sqlite3.connect(
+        path.absolute(),  # since SQLite may read a relative one as a URI
+        timeout=LOCK_WAIT,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.Error as error:
+        lock.close()
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+            return None
+        raise
+    return lock

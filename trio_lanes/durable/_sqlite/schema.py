@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -210,13 +212,9 @@ def _let_it_be_made(path: Path) -> None:
 
 
 def _ask(path: Path, how: str, question: str) -> list[tuple[Any, ...]]:
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{how}", uri=True, timeout=BUSY_TIMEOUT
-    )
-    try:
+    uri = f"{path.absolute().as_uri()}?{how}"
+    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT)) as connection:
         return connection.execute(question).fetchall()
-    finally:
-        connection.close()
 
 
 def _look_through(path: Path) -> None:
@@ -236,17 +234,11 @@ def _problems(path: Path, check: str) -> list[str]:
 
 def fill(connection: sqlite3.Connection) -> None:
     """Make the tables, unless another process has made them meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with _one_transaction(connection):
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            for statement in _statements(SCHEMA):
-                connection.execute(statement)
+            _execute(connection, SCHEMA)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
 
 
 def migrate(connection: sqlite3.Connection) -> None:
@@ -256,24 +248,29 @@ def migrate(connection: sqlite3.Connection) -> None:
     needs every other connection to be closed; else SQLite raises "database is locked".
     """
     connection.execute("PRAGMA journal_mode = DELETE")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with _one_transaction(connection):
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         for older in range(version, SCHEMA_VERSION):
-            for statement in _statements(MIGRATIONS[older]):
-                connection.execute(statement)
+            _execute(connection, MIGRATIONS[older])
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+@contextmanager
+def _one_transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
 
 
-def _statements(script: str) -> list[str]:
-    statements, statement = [], ""
+def _execute(connection: sqlite3.Connection, script: str) -> None:
+    # not `executescript`, which commits first
+    statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
-            statements.append(statement)
+            connection.execute(statement)
             statement = ""
-    return statements

@@ -16,7 +16,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -27,13 +27,22 @@ import trio
 from .._contract.errors import StoreError, StoreLockedError, StoreUnavailableError, older_schema
 from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
-from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, PATIENCE, EngineStore, Lookups
+from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, EngineStore
 from .._rules.queues import Queues
+from .._sql.act_thread import ActThread
+from .._sql.store import SqlStore
 from .machine_time import Moment, this_moment
-from .owner_lock import OwnerLock
-from .schema import SCHEMA_VERSION, check_place, confirmed_error, examine, fill, migrate, translated
+from .owner_lock import take_lock
+from .schema import (
+    SCHEMA_VERSION,
+    check_place,
+    confirmed_error,
+    examine,
+    fill,
+    migrate,
+    translated,
+)
 from .tables import TOLERANCE, SqliteTables, owner_of
-from .writer import SqliteWriter
 
 T = TypeVar("T")
 
@@ -46,7 +55,7 @@ CLIENT_LOOKS_EVERY: Final = 0.25
 
 
 @final
-class SqliteStore(EngineStore):
+class SqliteStore(SqlStore):
     """A store in one SQLite file, which is made if it does not exist.
 
     Args:
@@ -80,17 +89,13 @@ class SqliteStore(EngineStore):
             raise ValueError(
                 f"path must be the path of a file, got {path!r}; MemoryStore needs no file"
             )
-        if not patience > 0:
-            raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
         self._path: Final = Path(path)
         self._file: Final = os.path.abspath(path)  # SQLite never reads an absolute path as a URI
         self._log = ""
         self._files: list[tuple[int, int] | None] = []  # (device, inode) of the opened files
         self._synchronous: Final = synchronous
         self._busy_timeout: Final = min(busy_timeout, BUSY_PART * patience)
-        self._writer: SqliteWriter | None = None
         self._reader: Queues | None = None
-        self._one_reader: Final = trio.CapacityLimiter(1)
         self._offset = 0.0  # from Trio's clock to the store's
         self._seen = 0  # the last version of the file that `_look_out` saw
         self._of_machine = 0.0  # from the machine's monotonic clock to the store's
@@ -120,25 +125,16 @@ class SqliteStore(EngineStore):
         if self._writer is not None:
             raise RuntimeError(f"{self!r} is open already; make a SqliteStore for each block")
         held = ExitStack()  # what must be kept until no thread writes any more
-        writer: SqliteWriter | None = None
+        writer: ActThread | None = None
         try:
             lock = await trio.to_thread.run_sync(self._lock, owner)
             if lock is not None:
-                held.callback(lock.release)
-            writing, reading = await trio.to_thread.run_sync(self._connect, owner)
+                held.callback(lock.close)
             # the last connection to close moves the log into the file, which takes a moment
-            held.callback(reading.close)
-            held.callback(writing.close)
-            writer = await self._start(opening, owner, writing, reading)
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._look_out, owner)
-                    yield
-                    nursery.cancel_scope.cancel()
-            finally:
-                await writer.close()
-                self._writer = None
-                self._wake_waiters()  # tasks that wait for a job get StoreUnavailableError
+            reading, writing = await trio.to_thread.run_sync(self._connect, owner, held)
+            writer = await self._prepare(opening, owner, writing, reading)
+            async with self._working(writer, partial(self._look_out, owner)):
+                yield
         finally:
             with trio.CancelScope(shield=True):
                 if writer is None:
@@ -146,14 +142,14 @@ class SqliteStore(EngineStore):
                 else:
                     await writer.at_end(held.close, self._one_reader)
 
-    async def _start(
+    async def _prepare(
         self,
         opening: Opening,
         owner: bool,
         writing: sqlite3.Connection,
         reading: sqlite3.Connection,
-    ) -> SqliteWriter:
-        tables = SqliteTables(writing, str(self._path))
+    ) -> ActThread:
+        tables = SqliteTables(writing, str(self._path), self._check_files)
         moment = this_moment()
         self._offset = -trio.current_time()
         engine, self._seen, now = await trio.to_thread.run_sync(
@@ -162,13 +158,9 @@ class SqliteStore(EngineStore):
         self._offset += now
         self._of_machine = now - moment.machine
         self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
-        self._writer = writer = SqliteWriter(
-            self._path, tables, engine, self._check_files, self.patience, self._announce
-        )
-        writer.start()
-        return writer
+        return ActThread(str(self._path), tables, engine, self.patience, self._announce)
 
-    def _lock(self, worker: bool) -> OwnerLock | None:
+    def _lock(self, worker: bool) -> sqlite3.Connection | None:
         """Take the lock if this is a worker. Runs in a thread."""
         check_place(self._path)
         exists = examine(self._path)
@@ -176,12 +168,9 @@ class SqliteStore(EngineStore):
             return None
         try:
             path = Path(f"{os.path.realpath(self._path)}.lock")  # the same for all links to a file
-            with ExitStack() as opened:
-                lock = OwnerLock(path)
-                opened.callback(lock.release)
-                if lock.acquire():
-                    opened.pop_all()
-                    return lock
+            lock = take_lock(path)
+            if lock is not None:
+                return lock
             path = self._path
             raise StoreLockedError(str(path), self._owner() if exists else "another process")
         except sqlite3.Error as error:
@@ -189,13 +178,12 @@ class SqliteStore(EngineStore):
 
     def _owner(self) -> str:
         uri = f"{self._path.absolute().as_uri()}?mode=ro"
-        connection = sqlite3.connect(uri, uri=True, timeout=self._busy_timeout)
-        try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout)) as connection:
             return owner_of(SqliteTables(connection, str(self._path)))
-        finally:
-            connection.close()
 
-    def _connect(self, worker: bool) -> tuple[sqlite3.Connection, sqlite3.Connection]:
+    def _connect(
+        self, worker: bool, held: ExitStack
+    ) -> tuple[sqlite3.Connection, sqlite3.Connection]:
         """Open two connections to the file, after making or migrating it. Runs in a thread."""
         try:
             version = examine(self._path)
@@ -204,13 +192,7 @@ class SqliteStore(EngineStore):
                     self._migrate(version, worker)
                 else:
                     self._make(fill)
-            with ExitStack() as opened:
-                connections = (
-                    opened.enter_context(closing(self._connection())),
-                    opened.enter_context(closing(self._connection())),
-                )
-                opened.pop_all()
-            return connections
+            return self._connection(held), self._connection(held)
         except sqlite3.Error as error:
             raise translated(self._path, error) from error
 
@@ -235,7 +217,7 @@ class SqliteStore(EngineStore):
         except StoreLockedError as error:
             return error.owner
         assert lock is not None
-        lock.release()
+        lock.close()
         return ""
 
     def _make(self, make: Callable[[sqlite3.Connection], None]) -> None:
@@ -245,15 +227,13 @@ class SqliteStore(EngineStore):
         """
         is_new = not os.path.exists(self._file)
         connection = sqlite3.connect(self._file, timeout=self._busy_timeout, isolation_level=None)
-        try:
+        with closing(connection):
             if is_new:
                 with suppress(OSError):  # not every file system has rights
                     os.chmod(self._file, 0o600)
             make(connection)
-        finally:
-            connection.close()
 
-    def _connection(self) -> sqlite3.Connection:
+    def _connection(self, held: ExitStack) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self._file,
             timeout=self._busy_timeout,
@@ -261,13 +241,11 @@ class SqliteStore(EngineStore):
             check_same_thread=False,
             cached_statements=256,
         )
-        with ExitStack() as opened:
-            opened.enter_context(closing(connection))
-            self._write_ahead(connection)
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA fullfsync = ON")  # on macOS, fsync() alone does not sync
-            connection.execute("PRAGMA journal_size_limit = 67108864")
-            opened.pop_all()
+        held.callback(connection.close)
+        self._write_ahead(connection)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA fullfsync = ON")  # on macOS, fsync() alone does not sync
+        connection.execute("PRAGMA journal_size_limit = 67108864")
         return connection
 
     def _write_ahead(self, connection: sqlite3.Connection) -> None:
@@ -348,24 +326,7 @@ class SqliteStore(EngineStore):
     def _now(self) -> float:
         return trio.current_time() + self._offset
 
-    def _opened(self) -> SqliteWriter:
-        if self._writer is None:
-            raise StoreUnavailableError(f"{self._path} is not open")
-        return self._writer
-
-    def _transact(
-        self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
-    ) -> Awaitable[T]:
-        return self._opened().act(act, self._now(), ticket)
-
-    async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
-        writer = self._opened()
-        if long:  # on a connection of its own, so that the writer does not wait for it
-            return await trio.to_thread.run_sync(self._look, look, limiter=self._one_reader)
-        return await writer.act(look, self._now(), write=False)
-
     def _look(self, look: Callable[[Queues], T]) -> T:
-        """Call ``look`` on one snapshot of the store, however long it takes. Runs in a thread."""
         reader = self._reader
         assert reader is not None
         assert isinstance(reader.tables, SqliteTables)

@@ -9,20 +9,24 @@ clock that has gone back: they were counted, however long it took.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, final
 
 from .._contract.errors import StoreLockedError
 from .._contract.state import ENDED, DurableState
 from .._rules.answers import RemembersAnswers
+from .._rules.engine import Engine
 from .._rules.tables import INSTANCES
+from .._sql.act_thread import HandedAct, Transactions
 from .._sql.cache import NEVER
 from .._sql.rows import Row
 from .._sql.statements import Many
 from .._sql.tables import SqlTables, number_at
 from .machine_time import Moment
 from .rows import SqliteRows
+from .schema import confirmed_error, is_damage
 
 GAP: Final = 2**16
 """Numbers that a worker leaves out when it opens a file: more than an unsynced log can hold.
@@ -37,19 +41,29 @@ CLOCK_STEP: Final = 1.0
 
 
 @final
-class SqliteTables(RemembersAnswers, SqlTables):
-    """An implementation of `Tables` over one connection, with a cache."""
+class SqliteTables(RemembersAnswers, SqlTables, Transactions):
+    """An implementation of `Tables` over one connection, with a cache.
 
+    Args:
+      name: the path of the file.
+      check: raises if the file of that path was removed or replaced.
+    """
+
+    errors = sqlite3.Error
     _queue_front = 16
     _list_front = 256
     _joined_ids = "group_concat(id)"
 
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, name: str, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._execute = connection.execute
         RemembersAnswers.__init__(self)
         SqlTables.__init__(self, SqliteRows(connection.execute))
         self._connection: Final = connection
         self._name: Final = name
+        self._check: Final = check
+        self._begun = False  # whether the present transaction of acts has begun
         self.epoch: int | None = None  # of a worker; None: this is no worker
         self._number_before = 0
         self._least_number = 0  # all numbers that this connection gives out are greater
@@ -62,6 +76,33 @@ class SqliteTables(RemembersAnswers, SqlTables):
         return self._execute(statement)
 
     # ---- transactions
+
+    def begin_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
+        self._begun = False
+        self._check()
+        self.begin(write=any(act.write for act in acts))
+        self._begun = True
+
+    def commit_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
+        self.commit(acts[-1].now or 0.0)
+
+    def undo_acts(
+        self, acts: list[HandedAct[Any]], error: BaseException
+    ) -> tuple[list[list[HandedAct[Any]]], BaseException, bool]:
+        unknown = not self.rollback()
+        again: list[list[HandedAct[Any]]] = []
+        if not (isinstance(error, sqlite3.Error) and is_damage(error)):
+            looks = [act for act in acts if not act.write]
+            if len(acts) > 1 and self._begun:
+                again = [[act] for act in acts]  # one too large for a nearly full disk fails alone
+            elif looks and len(looks) < len(acts):
+                again = [looks]  # another process writes: these need no lock of it
+        if isinstance(error, sqlite3.Error) and len(again) < len(acts):
+            error = confirmed_error(Path(self._name), error)
+        return again, error, unknown
+
+    def lose_patience(self) -> None:
+        """Do nothing: only the disk itself ends a call of the disk."""
 
     def begin(self, *, write: bool = True) -> None:
         """Begin a transaction.
