@@ -39,7 +39,7 @@ def page(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         assert headers == {"Cookie": "key=1"}
         return httpx2.AsyncClient(transport=httpx2.MockTransport(handle))
 
-    monkeypatch.setattr(_page, "_client", client)
+    monkeypatch.setattr(_page, "page_client", client)
     monkeypatch.setattr("trio_lanes.command._top.drawn", lambda frame, link: frame)
 
 

@@ -29,7 +29,7 @@ HUP, INT, TERM, KILL, USR1 = (
 )
 
 
-class FakeChild:
+class FakeChild(Child):
     """Works at once, and ends when it is forwarded to; unless it does not."""
 
     def __init__(self, pid: int, *, works: bool, obeys: tuple[int, ...]) -> None:

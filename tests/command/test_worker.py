@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.command import app
 from trio_lanes.command import _worker
-from trio_lanes.command._children import ParentConnection, WorkerProcess
+from trio_lanes.command._children import Child, ParentConnection
 from trio_lanes.command._exits import DONE, NO, CommandError, first_leaf
 from trio_lanes.command._worker import WorkerOptions, work
 from trio_lanes.durable import (
@@ -323,7 +323,7 @@ async def test_it_may_say_so_to_a_parent_that_is_gone() -> None:
 async def test_a_parent_reports_ends_to_a_child_that_may_have_ended() -> None:
     ours, theirs = trio.socket.socketpair()
     process = await trio.lowlevel.open_process(["true"])
-    child = WorkerProcess(process, trio.SocketStream(ours))
+    child = Child(process, trio.SocketStream(ours))
     await child.report_end(7)
     await child.report_end(12)
     assert await theirs.recv(100) == b"7\n12\n"

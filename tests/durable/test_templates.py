@@ -23,7 +23,7 @@ from trio_lanes.durable import (
     Succeeded,
     open_durable_lanes,
 )
-from trio_lanes.durable._contract.tickets import new_ticket
+from trio_lanes.durable._contract.act import new_ticket
 from trio_lanes.durable._rules.rates import lane_of, meters_of
 from trio_lanes.durable._rules.tables import FAIR_TURNS, LIMITS
 from trio_lanes.durable.acts.inspection import Check

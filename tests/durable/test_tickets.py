@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from trio_lanes.durable._contract.tickets import new_ticket
+from trio_lanes.durable._contract.act import new_ticket
 
 
 def test_no_ticket_comes_twice_also_in_a_process_that_was_forked(

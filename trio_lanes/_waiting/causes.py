@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise, takewhile
-from typing import Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
+
+import attrs
 
 from .._actors.actor import Actor
 from .._actors.group import Group
@@ -29,7 +31,7 @@ from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 from .._actors.wait import RoomRequest
-from .._config.reasons import REMEDIES, Cause, before_it, in_words
+from .._config.reasons import Cause, before_it, cause_at, in_words
 from .needs import can_continue
 
 _MOST_CAUSES: Final = 8
@@ -258,29 +260,15 @@ class _Roots:
             yield _cause(way, "rate", served.name, root, seconds=seconds)
 
 
-def _cause(
-    way: _Way,
-    kind: str,
-    lane: str,
-    root: str,
-    *,
-    jobs: tuple[int, ...] = (),
-    seconds: float | None = None,
-    advice: str | None = None,
-) -> Cause:
-    """Return the root ``kind`` at the end of ``way``."""
-    if advice is None and kind in REMEDIES:
-        advice = REMEDIES[kind].format(lane=lane)
-    holders = [
-        job.id
-        for (job, relation), (_, to_next) in pairwise(way)
-        if relation.startswith(_HOLDER) and to_next == _AWAITED
-    ]
-    for holder in holders[:1]:
-        lend = f"have {holder} lend its slot while it waits (yield_slot)"
-        advice = lend if advice is None else f"{lend}; or {advice}"
-    chain = tuple((job.id, relation) for job, relation in way[1:])
-    return Cause(way[0][0].id, kind, lane, root, chain, jobs, seconds, advice)
+def _cause(way: _Way, kind: str, lane: str, root: str, **more: Any) -> Cause:
+    """Return the root ``kind`` at the end of ``way``; ``more`` is for `cause_at`."""
+    cause = cause_at([(job.id, relation) for job, relation in way], kind, lane, root, **more)
+    for (job, relation), (_, to_next) in pairwise(way):
+        if relation.startswith(_HOLDER) and to_next == _AWAITED:
+            lend = f"have {job.id} lend its slot while it waits (yield_slot)"
+            advice = lend if cause.advice is None else f"{lend}; or {cause.advice}"
+            return attrs.evolve(cause, advice=advice)
+    return cause
 
 
 def _reset(job: AnyJob) -> str:

@@ -108,15 +108,6 @@ def moment(when: float) -> str:
         return "the end of time"
 
 
-def visible(text: str) -> str:
-    """Return a text with control and other unprintable characters as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
-
-
 def counted(count: int, what: str) -> str:
     """Format a count with a noun: ``1 job``, ``2 jobs``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"

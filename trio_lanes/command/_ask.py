@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import attrs
 
@@ -31,11 +31,11 @@ JOBS_PER_CALL = 1000
 """Jobs that are read at once."""
 
 
-# ---- inspection
+# ---- inspection: ``of`` has the options that choose jobs, named as the arguments of the lanes
 
 
 async def status(lanes: DurableLanes) -> Answer:
-    """Show the lanes and the workers of the store."""
+    """Show lanes with jobs and limits, groups, paused sessions, locks, quotas, and workers."""
     async with progress("counting"):
         now = await lanes.statistics()
     instances = await lanes.instances()
@@ -105,42 +105,29 @@ async def status(lanes: DurableLanes) -> Answer:
 
 
 async def jobs(
-    lanes: DurableLanes,
-    ids: Sequence[int],
-    name: str | None,
-    states: Sequence[str],
-    handler: str | None,
-    error: str | None,
-    since: float | None,
-    until: float | None,
-    after: int,
-    limit: int,
+    lanes: DurableLanes, ids: Sequence[int], states: Sequence[str], limit: int, **of: Any
 ) -> Answer:
     """List jobs by id, or the first jobs of the store that all options fit."""
     if ids:
         return await _jobs_by_id(lanes, ids)
-    await _check_name(lanes, name)
+    await _check_name(lanes, of["name"])
     wanted = [DurableState(state) for state in states] or list(DurableState)
     found: list[DurableStatus] = []
     async with progress("reading", limit) as advance:
         while len(found) < limit:
-            page = await lanes.jobs(
-                name,
-                states=wanted,
-                handler=handler,
-                error=error,
-                since=since,
-                until=until,
-                after=after,
-                limit=min(JOBS_PER_CALL, limit - len(found)),
-            )
+            most = min(JOBS_PER_CALL, limit - len(found))
+            page = await lanes.jobs(states=wanted, limit=most, **of)
             if not page:
                 break
             found += page
-            after = page[-1].id
+            of["after"] = page[-1].id
             advance(len(page))
-    more = [] if len(found) < limit else [f"these are {limit:,}; --after {after} shows more"]
+    more = [] if len(found) < limit else [_more(limit, of["after"])]
     return Answer(found, [_jobs_table(found), *more] if found else ["no jobs"])
+
+
+def _more(limit: int, last: int) -> str:
+    return f"these are {limit:,}; --after {last} shows more"
 
 
 async def _jobs_by_id(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
@@ -238,10 +225,7 @@ async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
         document.append(
             {"id": id, "state": status.state, "causes": roots, "has": locks, "waits": status.waits}
         )
-        if not causes:
-            lines.append(f"job {id} is {status.state.value}; nothing keeps it waiting")
-        for one in causes:
-            lines += why_lines(str(one), one.advice)
+        lines += why_lines(id, status.state.value, roots)
         lines += [
             f"job {id} has the lock {lock.key!r}, for which {number(lock.waiting)} wait"
             for lock in has
@@ -249,13 +233,18 @@ async def why(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     return Answer(document, lines, DONE if len(document) == len(ids) else NO)
 
 
-def why_lines(line: str, advice: str | None) -> list[str]:
-    """Return the lines for a root cause."""
-    return [line, *([] if advice is None else [f"    what would help: {advice}"])]
+def why_lines(id: int, state: str, roots: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines for a job with the roots of its wait."""
+    lines = [] if roots else [f"job {id} is {state}; nothing keeps it waiting"]
+    for root in roots:
+        lines.append(root["line"])
+        if root["advice"] is not None:
+            lines.append(f"    what would help: {root['advice']}")
+    return lines
 
 
 async def health(lanes: DurableLanes) -> Answer:
-    """Show what is wrong with the store and the work in it."""
+    """Show what is wrong. The exit code is for probes: 0 healthy, 1 not, 2 could not look."""
     return verdict([attrs.asdict(one) for one in await lanes.health()])
 
 
@@ -266,13 +255,11 @@ def verdict(problems: Sequence[Mapping[str, Any]]) -> Answer:
     return Answer(document, lines or ["healthy"], NO if problems else DONE)
 
 
-async def failures(
-    lanes: DurableLanes, name: str | None, handler: str | None, since: float | None, limit: int
-) -> Answer:
-    """Show dead and failed jobs, grouped by handler, lane and error."""
-    await _check_name(lanes, name)
+async def failures(lanes: DurableLanes, **of: Any) -> Answer:
+    """Show dead and failed jobs by error, and the last traceback of the most frequent."""
+    await _check_name(lanes, of["name"])
     async with progress("reading"):
-        groups = await lanes.failures(name, handler=handler, since=since, limit=limit)
+        groups = await lanes.failures(**of)
     rows = [
         (number(one.count), one.handler, one.lane, shortened(one.error), str(one.last))
         for one in groups
@@ -288,25 +275,13 @@ async def _locks_of(lanes: DurableLanes, id: int) -> list[LockStatistics]:
     return [lock for lock in locks if id in [one.job for one in lock.holders]]
 
 
-async def dead(
-    lanes: DurableLanes,
-    name: str | None,
-    handler: str | None,
-    error: str | None,
-    failed: bool,
-    after: int,
-    limit: int,
-) -> Answer:
-    """List the oldest dead jobs; with ``failed``, also failed jobs."""
-    await _check_name(lanes, name)
+async def dead(lanes: DurableLanes, limit: int, **of: Any) -> Answer:
+    """List dead jobs, the oldest first."""
+    await _check_name(lanes, of["name"])
     async with progress("reading"):
-        found = await lanes.dead(
-            name, handler=handler, error=error, failed=failed, after=after, limit=limit + 1
-        )
-    more = []
-    if len(found) > limit:
-        del found[limit:]
-        more = [f"these are {limit:,}; --after {found[-1].id} shows more"]
+        found = await lanes.dead(limit=limit + 1, **of)
+    more = [] if len(found) <= limit else [_more(limit, found[limit - 1].id)]
+    del found[limit:]
     return Answer(found, [_jobs_table(found), *more] if found else ["no dead jobs"])
 
 
@@ -340,7 +315,7 @@ def _note(one: DurableStatus) -> str:
 
 
 async def check(lanes: DurableLanes, repair: bool) -> Answer:
-    """Check the store for contradictions."""
+    """Check every job for contradictions."""
     async with progress("looking at every job"):
         report = await lanes.check(repair)
         left = (await lanes.check()).problems if repair and report.problems else report.problems
@@ -355,7 +330,7 @@ async def check(lanes: DurableLanes, repair: bool) -> Answer:
 
 
 async def cancel(lanes: DurableLanes, ids: Sequence[int], reason: str | None) -> Answer:
-    """Cancel jobs by id."""
+    """Cancel jobs, also running jobs."""
     done = [id for id in ids if await lanes.cancel(id, reason)]
     return _done("cancelled", done, ids, "has ended, is dead, or is not known")
 
@@ -366,34 +341,30 @@ async def promote(lanes: DurableLanes, ids: Sequence[int]) -> Answer:
     return _done("promoted", done, ids, "is not parked, or is not known")
 
 
-def _letters(verb: str, done: str) -> Callable[..., Awaitable[Answer]]:
+def _letters(verb: str, done: str, text: str) -> Callable[..., Awaitable[Answer]]:
     """Return a command on dead jobs: by id, all of the store, or those that the options choose."""
 
     async def command(
-        lanes: DurableLanes,
-        ids: Sequence[int],
-        name: str | None,
-        handler: str | None,
-        error: str | None,
-        all_: bool,
-        failed: bool,
+        lanes: DurableLanes, ids: Sequence[int], all_: bool, failed: bool, **of: Any
     ) -> Answer:
         act = getattr(lanes, verb)
-        if sum((bool(ids), (name, handler, error) != (None, None, None), all_)) != 1:
+        if sum((bool(ids), any(value is not None for value in of.values()), all_)) != 1:
             raise CommandError("say which: ids, or --of, --handler and --error, or --all")
         if ids:
             return _done(done, [id for id in ids if await act(id)], ids, NO_LETTER)
-        await _check_name(lanes, name)
+        await _check_name(lanes, of["name"])
         async with progress("looking for dead jobs"):
-            count = await act(name=name, handler=handler, error=error, failed=failed)
+            count = await act(failed=failed, **of)
         return Answer({done: count}, [f"{done} {counted(count, 'job')}"], DONE if count else NO)
 
-    command.__name__ = verb
+    command.__name__, command.__doc__ = verb, text
     return command
 
 
-requeue: Final = _letters("requeue", "requeued")
-purge: Final = _letters("purge", "purged")
+requeue: Final = _letters(
+    "requeue", "requeued", "Queue dead or failed jobs again, with attempts and crashes at 0."
+)
+purge: Final = _letters("purge", "purged", "Forget dead or failed jobs, and their keys.")
 NO_LETTER: Final = "is neither dead nor failed, or is not known"
 
 
@@ -412,7 +383,7 @@ async def clear(lanes: DurableLanes, name: str, reason: str | None) -> Answer:
 
 
 async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer:
-    """Pause a lane or session, for some seconds or until it is resumed."""
+    """Pause a lane, or the session session:KEY."""
     if seconds is None:
         await lanes.pause(name)
         return Answer({"paused": name, "seconds": None}, [f"paused {name} until it is resumed"])
@@ -421,32 +392,22 @@ async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer
 
 
 async def resume(lanes: DurableLanes, name: str) -> Answer:
-    """End the pause of a lane or session."""
+    """Undo a pause."""
     await lanes.resume(name)
     return Answer({"resumed": name}, [f"resumed {name}"])
 
 
 async def log(lanes: DurableLanes, name: str, after: int, limit: int) -> Answer:
-    """Show the first records of a log."""
+    """Show the records of a log."""
     records = await lanes.log(name).read(after, limit=limit)
     rows = [(str(one.number), one.author, cut(json.dumps(one.data))) for one in records]
     table = Table(("record", "by", ""), rows, frozenset({"record"}))
-    more = [] if len(rows) < limit else [f"these are {limit:,}; --after {rows[-1][0]} shows more"]
+    more = [_more(limit, records[-1].number)] if len(records) == limit else []
     return Answer(records, [table, *more] if rows else ["no records"])
 
 
-async def rules(
-    lanes: DurableLanes,
-    result_ttl: float | None,
-    max_crashes: float | None,
-    on_dead: Literal["continue", "hold"] | None,
-) -> Answer:
-    """Change rules of the store, if values are given; then show them all."""
-    changes: dict[str, Any] = {
-        "result_ttl": result_ttl,
-        "max_crashes": max_crashes,
-        "on_dead": on_dead,
-    }
+async def rules(lanes: DurableLanes, **changes: Any) -> Answer:
+    """Show the rules of the store, and change them."""
     if any(value is not None for value in changes.values()):
         try:
             await lanes.configure({}, **changes)

@@ -15,64 +15,46 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import trio
 
 _READY: Final = b"r"
 
 
-class Child(Protocol):
+class Child:
     """A worker process, as its supervisor sees it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    async def wait_ready(self) -> bool:
-        """Wait until the process is ready; return False if it ends before."""
-
-    async def wait(self) -> int:
-        """Wait for its end; return its exit code, or the negative number of a signal."""
-
-    def send_signal(self, signum: int) -> None:
-        """Send a signal to the process, unless it has ended."""
-
-    async def report_end(self, pid: int) -> None:
-        """Report to the process that another process has ended."""
-
-    async def aclose(self) -> None:
-        """Cut the connection."""
-
-
-@final
-class WorkerProcess:
-    """A `Child` that is a real process."""
 
     def __init__(self, process: trio.Process, line: trio.SocketStream) -> None:
         self._process: Final = process
         self._line: Final = line
-        self.pid: Final = process.pid
+        self.pid = process.pid
 
     async def wait_ready(self) -> bool:
+        """Wait until the process is ready; return False if it ends before."""
         return await self._line.receive_some(1) == _READY
 
     async def wait(self) -> int:
+        """Wait for its end; return its exit code, or the negative number of a signal."""
         return await self._process.wait()
 
     def send_signal(self, signum: int) -> None:
+        """Send a signal to the process, unless it has ended."""
         self._process.send_signal(signum)
 
     async def report_end(self, pid: int) -> None:
+        """Report to the process that another process has ended."""
         try:
             await self._line.send_all(b"%d\n" % pid)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # it has ended, too: the ends of the leases give the jobs back
 
     async def aclose(self) -> None:
+        """Cut the connection."""
         await self._line.aclose()
 
 
-async def start_worker(arguments: Sequence[str]) -> WorkerProcess:
+async def start_worker(arguments: Sequence[str]) -> Child:
     """Start ``trio-lanes worker`` with arguments and a connection to this process."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -82,7 +64,7 @@ async def start_worker(arguments: Sequence[str]) -> WorkerProcess:
             pass_fds=[theirs.fileno()],
             process_group=0,
         )
-    return WorkerProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    return Child(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
 
 
 @final

@@ -128,40 +128,35 @@ async def limit(
     members: Sequence[str],
     reserve: Sequence[tuple[str, int]],
 ) -> Answer:
-    """Set limits of a lane, or of a group; or make or remove it."""
-    given = bool(rates or no_rate or members or reserve) or max_waiting is not None
-    if (concurrency is not None or given) == remove or (new and remove):
+    """Set limits of a lane, or of the group group:NAME, on all workers together."""
+    is_group = name.startswith(GROUP_PREFIX)
+    values = {
+        "concurrency": concurrency,
+        "rate" if is_group else "rates": tuple(rates) if rates or no_rate else None,
+        "max_waiting": max_waiting,
+        "members": tuple(members) or None,
+        "reserve": {lane: slots for lane, slots in reserve if slots} if reserve else None,
+    }
+    changes = {field: value for field, value in values.items() if value is not None}
+    if bool(changes) == remove or (new and remove):
         raise CommandError("say how many may run at once, another limit, or --remove")
     if rates and no_rate:
         raise CommandError("--rate and --no-rate exclude each other")
-    rate = tuple(rates) if rates or no_rate else None
     try:
-        if name.startswith(GROUP_PREFIX):
+        if is_group:
             if max_waiting is not None:
                 raise CommandError("--max-waiting is for lanes")
             name = name.removeprefix(GROUP_PREFIX)
-            return await _limit_group(lanes, name, concurrency, new, remove, rate, members, reserve)
+            return await _limit_group(lanes, name, new, remove, changes)
         if members or reserve:
             raise CommandError(f"--member and --reserve are for groups: {GROUP_PREFIX}NAME")
-        return await _limit_lane(
-            lanes, resolve_global_lane(name), concurrency, new, remove, rate, max_waiting
-        )
+        return await _limit_lane(lanes, resolve_global_lane(name), new, remove, changes)
     except ValueError as error:  # a bad limit, or a lane that has jobs
         raise CommandError(str(error)) from error
 
 
-def _given(**changes: Any) -> dict[str, Any]:
-    return {field: value for field, value in changes.items() if value is not None}
-
-
 async def _limit_lane(
-    lanes: DurableLanes,
-    name: str,
-    concurrency: float | None,
-    new: bool,
-    remove: bool,
-    rate: tuple[RateLimit, ...] | None,
-    max_waiting: float | None,
+    lanes: DurableLanes, name: str, new: bool, remove: bool, changes: dict[str, Any]
 ) -> Answer:
     known = await lanes.limits()
     if new and name in known:
@@ -172,20 +167,19 @@ async def _limit_lane(
         await lanes.configure({name: None})
         return Answer({"lane": name, "removed": True}, [f"removed {name}"])
     before = known.get(name)
-    if before is None and concurrency is None:
+    if before is None and "concurrency" not in changes:
         raise CommandError("say how many may run at once in the new lane")
-    if rate is None and max_waiting is None and concurrency is not None:
-        await lanes.configure({name: concurrency})
+    if changes.keys() == {"concurrency"}:
+        await lanes.configure({name: changes["concurrency"]})
     else:
-        given = _given(concurrency=concurrency, rates=rate, max_waiting=max_waiting)
-        await lanes.configure({name: attrs.evolve(before or LaneLimit(0), **given)})
+        await lanes.configure({name: attrs.evolve(before or LaneLimit(0), **changes)})
     now = (await lanes.limits())[name]
     line = f"{name} runs {number(now.concurrency)} at once"
     if before is not None and before.concurrency != now.concurrency:
         line += f", not {number(before.concurrency)}"
-    if max_waiting is not None:
+    if "max_waiting" in changes:
         line += f", {number(now.max_waiting)} may wait"
-    if rate is not None:
+    if "rates" in changes:
         line += ", " + (notes("", now.rates) or "no rate")
     document = {
         "lane": name,
@@ -198,14 +192,7 @@ async def _limit_lane(
 
 
 async def _limit_group(
-    lanes: DurableLanes,
-    name: str,
-    concurrency: float | None,
-    new: bool,
-    remove: bool,
-    rate: tuple[RateLimit, ...] | None,
-    members: Sequence[str],
-    reserve: Sequence[tuple[str, int]],
+    lanes: DurableLanes, name: str, new: bool, remove: bool, changes: dict[str, Any]
 ) -> Answer:
     groups = {
         known: LaneGroup(one.members, one.concurrency, reserve=one.reserve, rate=one.rates)
@@ -222,22 +209,17 @@ async def _limit_group(
         del groups[name]
         await lanes.configure({}, groups)
         return Answer({"group": name, "removed": True}, [f"removed the group {name}"])
-    if new and not members:
+    if new and "members" not in changes:
         raise CommandError("say which lanes the new group has: --member")
-    given = _given(
-        concurrency=concurrency,
-        rate=rate,
-        members=tuple(members) or None,
-        reserve={lane: slots for lane, slots in reserve if slots} if reserve else None,
-    )
-    groups[name] = attrs.evolve(groups.get(name) or LaneGroup(members), **given)
+    before = LaneGroup(changes["members"]) if new else groups[name]
+    groups[name] = attrs.evolve(before, **changes)
     await lanes.configure({}, groups)
     now = (await lanes.groups())[name]
     return Answer({"group": name, **attrs.asdict(now, recurse=False)}, [groups_table({name: now})])
 
 
 async def quota(lanes: DurableLanes, name: str | None, reset: bool) -> Answer:
-    """Show the levels of one quota, or of all; with ``reset``, forget what was spent before."""
+    """Show the levels of quotas; reset one."""
     if reset:
         if name is None:
             raise CommandError("say which quota: NAME --reset")

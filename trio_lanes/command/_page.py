@@ -10,11 +10,7 @@ import httpx2
 from ._answer import Answer
 from ._ask import verdict, why_lines
 from ._exits import DONE, NO, STORE_UNAVAILABLE, CommandError, one_line
-from ._top import SILENCE, check_url, follow
-
-
-def _client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(SILENCE))
+from ._top import check_url, follow, page_client
 
 
 async def health(url: str, headers: Mapping[str, str]) -> Answer:
@@ -25,7 +21,7 @@ async def health(url: str, headers: Mapping[str, str]) -> Answer:
         frames.append(frame)
         return False
 
-    async with _client(headers) as client:
+    async with page_client(headers) as client:
         await follow(client, check_url(url), show_one)
         store = await _get(client, url, "durable") or {}
     if "error" in store:
@@ -36,17 +32,14 @@ async def health(url: str, headers: Mapping[str, str]) -> Answer:
 async def why(url: str, headers: Mapping[str, str], ids: Sequence[int]) -> Answer:
     """Show why jobs of a page, or of its store, do not go on."""
     lines, found = [], []
-    async with _client(headers) as client:
+    async with page_client(headers) as client:
         for id in ids:
             story = await _get(client, url, f"job/{id}") or await _get(client, url, f"durable/{id}")
             found.append(story)
-            roots = [] if story is None else story["roots"]
             if story is None:
                 lines.append(f"the page does not know job {id}")
-            elif not roots:
-                lines.append(f"job {id} is {story['state']}; nothing keeps it waiting")
-            for root in roots:
-                lines += why_lines(root["line"], root["advice"])
+            else:
+                lines += why_lines(id, story["state"], story["roots"])
     return Answer(found, lines, NO if None in found else DONE)
 
 

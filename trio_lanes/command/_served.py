@@ -38,13 +38,10 @@ async def served_by(path: Path | None, socket: str) -> AsyncIterator[None]:
     """Let the lanes of the application use the file that the supervisor serves."""
 
     def find(store: Store) -> Store:
-        if not isinstance(store, SqliteStore) or path is None or not _same(store.path, path):
+        of_file = os.path.realpath(store.path) if isinstance(store, SqliteStore) else None
+        if path is None or of_file != os.path.realpath(path):
             raise CommandError(f"the application works on {store!r}, and --store names {path}")
         return ServedStoreClient(lambda: connect_unix(socket), name=f"sqlite:{path}, served")
 
     with standing_in(find):
         yield
-
-
-def _same(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from ._answer import Answer, Table, to_json, visible
+from ..durable._runs.events import one_line as visible
+from ._answer import Answer, Table, to_json
 
 SHOWN_AFTER: Final = 0.5
 """Seconds after which a progress bar appears."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -86,165 +86,114 @@ def _ids(required: bool) -> click.Argument:
     )
 
 
-COMMANDS: Final[Sequence[tuple[Act, str, Sequence[click.Parameter]]]] = (
-    (
-        _ask.status,
-        "Show the lanes with their numbers of jobs and limits, groups, paused sessions, locks, "
-        "quotas, and the workers.",
-        (),
+COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
+    _ask.status: (),
+    _ask.jobs: (
+        _ids(required=False),
+        OF,
+        click.Option(
+            ["--state", "states"],
+            multiple=True,
+            type=click.Choice([state.value for state in DurableState]),
+            help="Only in this state; may be given more than once.",
+        ),
+        HANDLER,
+        ERROR_TYPE,
+        _time("--since", "Only jobs that were submitted at this time or later."),
+        _time("--until", "Only jobs that were submitted before this time."),
+        AFTER,
+        _limit(50),
     ),
-    (
-        _ask.jobs,
-        "List jobs by id, or the first jobs of the store.",
-        (
-            _ids(required=False),
-            OF,
-            click.Option(
-                ["--state", "states"],
-                multiple=True,
-                type=click.Choice([state.value for state in DurableState]),
-                help="Only in this state; may be given more than once.",
-            ),
-            HANDLER,
-            ERROR_TYPE,
-            _time("--since", "Only jobs that were submitted at this time or later."),
-            _time("--until", "Only jobs that were submitted before this time."),
-            AFTER,
-            _limit(50),
+    _ask.why: (_ids(required=True), *ASKS_PAGE),
+    _ask.health: ASKS_PAGE,
+    _ask.failures: (
+        OF,
+        HANDLER,
+        _time("--since", "Only jobs submitted at this time or later."),
+        _limit(1000),
+    ),
+    _ask.promote: (_ids(required=True),),
+    _ask.dead: (OF, HANDLER, ERROR_TYPE, ALSO_FAILED, AFTER, _limit(50)),
+    _ask.requeue: (_ids(required=False), OF, HANDLER, ERROR_TYPE, ALL, ALSO_FAILED),
+    _ask.purge: (_ids(required=False), OF, HANDLER, ERROR_TYPE, ALL, ALSO_FAILED),
+    _ask.pause: (
+        NAMED,
+        click.Option(
+            ["--for", "seconds"], type=seconds, help="It ends by itself after these seconds."
         ),
     ),
-    (_ask.why, "Show why jobs do not go on.", (_ids(required=True), *ASKS_PAGE)),
-    (
-        _ask.health,
-        "Show what is wrong. The exit code is for probes: 0 healthy, 1 not, 2 could not look.",
-        ASKS_PAGE,
-    ),
-    (
-        _ask.failures,
-        "Show dead and failed jobs by error, and the last traceback of the most frequent.",
-        (OF, HANDLER, _time("--since", "Only jobs submitted at this time or later."), _limit(1000)),
-    ),
-    (
-        _ask.promote,
-        "Make jobs due that are delayed, or between two attempts.",
-        (_ids(required=True),),
-    ),
-    (
-        _ask.dead,
-        "List dead jobs, the oldest first.",
-        (OF, HANDLER, ERROR_TYPE, ALSO_FAILED, AFTER, _limit(50)),
-    ),
-    (
-        _ask.requeue,
-        "Queue dead or failed jobs again, with attempts and crashes at 0.",
-        (_ids(required=False), OF, HANDLER, ERROR_TYPE, ALL, ALSO_FAILED),
-    ),
-    (
-        _ask.purge,
-        "Forget dead or failed jobs, and their keys.",
-        (_ids(required=False), OF, HANDLER, ERROR_TYPE, ALL, ALSO_FAILED),
-    ),
-    (
-        _ask.pause,
-        "Pause a lane, or the session session:KEY.",
-        (
-            NAMED,
-            click.Option(
-                ["--for", "seconds"], type=seconds, help="It ends by itself after these seconds."
-            ),
+    _ask.resume: (NAMED,),
+    _ask.clear: (NAMED, REASON),
+    _ask.cancel: (_ids(required=True), REASON),
+    _limits.limit: (
+        NAMED,
+        click.Argument(["concurrency"], type=count, required=False, metavar="[N|inf]"),
+        click.Option(["--new"], is_flag=True, help="Make it."),
+        click.Option(["--remove"], is_flag=True, help="Remove it; a lane must have no jobs."),
+        click.Option(
+            ["--rate", "rates"],
+            type=rate,
+            multiple=True,
+            metavar="N/SECONDS[,unit=tokens][,burst=N][,algorithm=sliding]",
+            help="A rate limit, in place of the present ones; may be given more than once.",
+        ),
+        click.Option(["--no-rate"], is_flag=True, help="Remove the rate limits."),
+        click.Option(
+            ["--max-waiting"], type=count, metavar="N|inf", help="How many jobs may wait."
+        ),
+        click.Option(
+            ["--member", "members"],
+            multiple=True,
+            type=name,
+            metavar="LANE",
+            help="A lane of the group, in place of the present ones.",
+        ),
+        click.Option(
+            ["--reserve"],
+            multiple=True,
+            type=reserve,
+            metavar="LANE=N",
+            help="Slots of the group that are kept for a lane, in place of the present ones.",
         ),
     ),
-    (_ask.resume, "Undo a pause.", (NAMED,)),
-    (_ask.clear, "Cancel the jobs of a lane or session that have not started.", (NAMED, REASON)),
-    (_ask.cancel, "Cancel jobs, also running jobs.", (_ids(required=True), REASON)),
-    (
-        _limits.limit,
-        "Set limits of a lane, or of the group group:NAME, on all workers together.",
-        (
-            NAMED,
-            click.Argument(["concurrency"], type=count, required=False, metavar="[N|inf]"),
-            click.Option(["--new"], is_flag=True, help="Make it."),
-            click.Option(["--remove"], is_flag=True, help="Remove it; a lane must have no jobs."),
-            click.Option(
-                ["--rate", "rates"],
-                type=rate,
-                multiple=True,
-                metavar="N/SECONDS[,unit=tokens][,burst=N][,algorithm=sliding]",
-                help="A rate limit, in place of the present ones; may be given more than once.",
-            ),
-            click.Option(["--no-rate"], is_flag=True, help="Remove the rate limits."),
-            click.Option(
-                ["--max-waiting"], type=count, metavar="N|inf", help="How many jobs may wait."
-            ),
-            click.Option(
-                ["--member", "members"],
-                multiple=True,
-                type=name,
-                metavar="LANE",
-                help="A lane of the group, in place of the present ones.",
-            ),
-            click.Option(
-                ["--reserve"],
-                multiple=True,
-                type=reserve,
-                metavar="LANE=N",
-                help="Slots of the group that are kept for a lane, in place of the present ones.",
-            ),
+    _limits.quota: (
+        click.Argument(["name"], required=False, metavar="[NAME]"),
+        click.Option(["--reset"], is_flag=True, help="Forget what was spent from it."),
+    ),
+    _ask.log: (click.Argument(["name"], metavar="NAME"), AFTER, _limit(50)),
+    _ask.rules: (
+        click.Option(
+            ["--result-ttl"],
+            type=seconds,
+            metavar="SECONDS",
+            help="How long an ended job and its key are remembered.",
+        ),
+        click.Option(
+            ["--max-crashes"],
+            type=count,
+            metavar="N|inf",
+            help="How many crashes make a job dead, if the process ran no other job.",
+        ),
+        click.Option(
+            ["--on-dead"],
+            type=click.Choice(["continue", "hold"]),
+            help="Whether the session of a dead job goes on.",
         ),
     ),
-    (
-        _limits.quota,
-        "Show the levels of quotas; reset one.",
-        (
-            click.Argument(["name"], required=False, metavar="[NAME]"),
-            click.Option(["--reset"], is_flag=True, help="Forget what was spent from it."),
-        ),
-    ),
-    (
-        _ask.log,
-        "Show the records of a log.",
-        (click.Argument(["name"], metavar="NAME"), AFTER, _limit(50)),
-    ),
-    (
-        _ask.rules,
-        "Show the rules of the store, and change them.",
-        (
-            click.Option(
-                ["--result-ttl"],
-                type=seconds,
-                metavar="SECONDS",
-                help="How long an ended job and its key are remembered.",
-            ),
-            click.Option(
-                ["--max-crashes"],
-                type=count,
-                metavar="N|inf",
-                help="How many crashes make a job dead, if the process ran no other job.",
-            ),
-            click.Option(
-                ["--on-dead"],
-                type=click.Choice(["continue", "hold"]),
-                help="Whether the session of a dead job goes on.",
-            ),
-        ),
-    ),
-    (
-        _ask.check,
-        "Check every job for contradictions.",
-        (click.Option(["--repair"], is_flag=True, help="Repair them."),),
-    ),
-)
+    _ask.check: (click.Option(["--repair"], is_flag=True, help="Repair them."),),
+}
+"""The options and arguments of each command, whose docstring is its help."""
 
 
 def add_store_commands(group: click.Group) -> None:
     """Add the commands to a group."""
-    for act, text, parameters in COMMANDS:
+    for act, parameters in COMMANDS.items():
         group.add_command(
             click.Command(
                 act.__name__,
                 callback=_on_store(act),
                 params=[*parameters, _STORE_OPTION, _JSON],
-                help=text,
+                help=act.__doc__,
                 # so that the error of `limit main -1` is about the number
                 context_settings={"ignore_unknown_options": act is _limits.limit},
             )

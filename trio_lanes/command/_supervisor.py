@@ -98,7 +98,7 @@ class Supervisor:
 
     async def _keep(self, number: int) -> None:
         if number > 1:
-            await self._first_to_come(self._first_ready)
+            await self._first_ready.wait()
         delay = BACKOFF[0]
         while not self._stop.is_set():
             began = trio.current_time()
@@ -107,7 +107,7 @@ class Supervisor:
                 return
             if not self._first_ready.is_set() and code in HOPELESS:
                 self._code = code
-                self._stop.set()
+                self._end()
                 return
             if trio.current_time() - began >= LASTING:
                 delay = BACKOFF[0]
@@ -166,18 +166,11 @@ class Supervisor:
         if self._stop.is_set() and not in_order:
             self._code = self._code or NO
 
-    async def _first_to_come(self, event: trio.Event) -> None:
-        """Wait for an event, or for the signal to stop."""
-        async with trio.open_nursery() as nursery:
-
-            async def wait(event: trio.Event) -> None:
-                await event.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(wait, event)
-            nursery.start_soon(wait, self._stop)
-
     # ---- all of them
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._first_ready.set()  # nothing is started any more, so nothing has to wait for it
 
     async def _listen(self, signals: AsyncIterator[int]) -> None:
         async for signum in signals:
@@ -188,7 +181,7 @@ class Supervisor:
                 continue
             if self._stop.is_set():
                 self._hurry.set()
-            self._stop.set()
+            self._end()
             for number, child in self._children.items():
                 # a process that is not ready has no job, and may not handle other signals yet
                 child.send_signal(signum if number in self._ready else signal.SIGTERM)

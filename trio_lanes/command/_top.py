@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ._answer import visible
+from ..durable._runs.events import one_line as visible
 from ._exits import DONE, STORE_UNAVAILABLE, CommandError, one_line
 
 Frame = Mapping[str, Any]
@@ -48,6 +48,11 @@ def check_url(url: str) -> str:
     return f"{url.partition('?')[0].rstrip('/')}/frames"
 
 
+def page_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
+    """Return a client for a page, with headers for each request."""
+    return httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(SILENCE))
+
+
 async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
     """Show the frames of the page at ``url`` until Ctrl-C; one frame if there is no terminal.
 
@@ -55,8 +60,7 @@ async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
       CommandError: if there is no monitor at ``url``, or it refuses.
     """
     frames = check_url(url)
-    timeout = httpx2.Timeout(SILENCE)
-    async with httpx2.AsyncClient(headers=dict(headers), timeout=timeout) as client:
+    async with page_client(headers) as client:
         if not console.is_terminal:
             console.width = PLAIN
 
@@ -223,7 +227,7 @@ def _lanes(frame: Frame) -> RenderableType:
             notes.append(f"{row['cancelling']} cancelling")
         if row["abandoned"]:
             notes.append(f"{row['abandoned']} given up")
-        rates = [f"{rate['unit']} {_percent(rate['left'], rate['most'])}" for rate in row["rates"]]
+        rates = [f"{rate['unit']} {rate['left'] / rate['most']:.0%}" for rate in row["rates"]]
         if row["rate_until"] is not None:
             rates.append(f"waits {_seconds(row['rate_until'] - frame['at'])}")
         waits = row["quantiles"]
@@ -257,10 +261,6 @@ def _bar(used: int, limit: float | None) -> Text:
     width = int(min(limit, _BAR))
     full = min(width, round(width * used / limit)) if limit else 0
     return Text("■" * full + "·" * (width - full), "blue")
-
-
-def _percent(left: float, most: float) -> str:
-    return f"{100 * left / most:.0f}%"
 
 
 def _limit(limit: float | None) -> str:

@@ -76,7 +76,7 @@ PYTHON_ONLY = {
     "blockers": "blockers known",
     "budget": "Budget._limit Budget.meters",
     "claims": """
-        is_paused size FairTurns.get read first pop ready LaneTurn._suspect LaneTurn.put_passed
+        is_paused size read first pop ready LaneTurn._suspect LaneTurn.put_passed
     """,
     "engine": "digest open_as_worker once take_in record",
     "history": "process_key error_type in_one_line attempts attempt waits_of",

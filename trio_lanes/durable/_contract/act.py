@@ -2,14 +2,17 @@
 
 A kind of act or question is one frozen record, in a module of `trio_lanes.durable.acts`. Its fields
 are what it carries, also over a wire, and its method is its rule, for stores that apply the rules
-in Python. So it can be printed, recorded, sent and done again.
+in Python. So it can be printed, recorded, sent and done again. A ticket names one act that a store
+is asked for, also more than once.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, final
 
 import attrs
@@ -18,27 +21,24 @@ from .records import SubmittedJob
 
 T_co = TypeVar("T_co", covariant=True)
 
+_numbers = count(1)
+_process: tuple[int, str] = (0, "")  # (pid, what no other process has)
+
 
 @final
+@attrs.frozen
 class Lookups:
     """What a call will look up, for a store that reads it all at once, before the call.
 
     A store may ignore it, and a call may look up other things too.
-
-    Attributes:
-      batch: the jobs that the call accepts.
-      ids: the jobs that the call ends or asks for.
-      room: how many jobs the call claims at most.
     """
 
-    __slots__ = ("batch", "ids", "room")
-
-    def __init__(
-        self, batch: Sequence[SubmittedJob] = (), ids: Sequence[int] = (), room: int = 0
-    ) -> None:
-        self.batch: Final = batch
-        self.ids: Final = ids
-        self.room: Final = room
+    batch: Sequence[SubmittedJob] = ()
+    """The jobs that the call accepts."""
+    ids: Sequence[int] = ()
+    """The jobs that the call ends or asks for."""
+    room: int = 0
+    """How many jobs the call claims at most."""
 
 
 NO_LOOKUPS: Final = Lookups()
@@ -115,3 +115,20 @@ class Question(_NamedRecord, Generic[T_co]):
     @abstractmethod
     def answer(self, queues: Any) -> T_co:
         """Return the answer by the rules, from one snapshot of the store."""
+
+
+def new_incarnation() -> str:
+    """Return the id of a new incarnation, which no other has. It is the ticket of a join, too."""
+    return os.urandom(16).hex()
+
+
+def new_ticket() -> str:
+    """Return a string that no other act of any process has.
+
+    There is no random number for each: the system call for it lets the writer's thread have the
+    interpreter.
+    """
+    global _process
+    if _process[0] != os.getpid():  # the first ticket, or the first after a fork
+        _process = os.getpid(), os.urandom(16).hex()
+    return f"{_process[1]}-{next(_numbers):x}"

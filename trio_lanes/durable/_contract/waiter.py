@@ -81,7 +81,7 @@ class Waiters:
     def accepted(self, ids: Iterable[int]) -> None:
         """Note that jobs were accepted: this process hears when they end."""
         if len(self._alive) < MAX_KNOWN:
-            self._alive.update(id for id in ids if id not in self._heard)
+            self._alive.update([id for id in ids if id not in self._heard])
 
     def wake(self, id: int, how: Ended | None) -> None:
         """Give news to the tasks that wait for a job: how it has ended; None: they ask again."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from ... import Cause
 from ..._config.names import SESSION_PREFIX, template_of
-from ..._config.reasons import REMEDIES, before_it, in_words
+from ..._config.reasons import REMEDIES, before_it, cause_at, in_words
 from ..._limits.rate import REQUESTS
 from .._contract.errors import ResultGoneError
 from .._contract.protocol import PAGE
@@ -95,7 +95,7 @@ class _RootSearch:
         """Return the roots of the wait of a job, the last of ``way`` or ``before`` it in line."""
         self._left -= 1
         if self._left < 0:
-            return [_cause(way, "unknown", "", "...")]
+            return [cause_at(way, "unknown", "", "...")]
         try:
             reasons = await self._lanes.blocked_by(id)
             status = await self._lanes.job(id).status()
@@ -121,21 +121,21 @@ class _RootSearch:
         seconds = None if one.until is None else max(0.0, one.until - self._now)
         if kind == "order" and not lane.startswith(SESSION_PREFIX):
             assert job is not None
-            turn = _cause(way, "order", lane, f'its turn in "{lane}"{before_it(one.before, PAGE)}')
-            return await self.of(job, way, one.before) or [turn]
+            root = f'its turn in "{lane}"{before_it(one.before, PAGE)}'
+            return await self.of(job, way, one.before) or [cause_at(way, "order", lane, root)]
         if kind in _RELATIONS and job is not None:
             return await self._next(job, _RELATIONS[kind].format(lane=lane), way)
         if kind == "dead":
             assert job is not None
             dead = await self._lanes.job(job).status()
             root = f"{job} {dead.name!r} of its session, which is dead: {dead.error}"
-            return [_cause(way, kind, lane, root, jobs=(job,), advice=f"requeue or purge {job}")]
+            return [cause_at(way, kind, lane, root, jobs=(job,), advice=f"requeue or purge {job}")]
         if kind == "handler":
             if not [info for info in await self._lanes.instances() if lives(info) is not False]:
                 return [_no_instance(way, lane)]
             root = f"no live instance has the handler {status.name!r}"
             advice = f"start a worker with the handler {status.name!r}"
-            return [_cause(way, kind, lane, root, advice=advice)]
+            return [cause_at(way, kind, lane, root, advice=advice)]
         if kind == "rate":
             return [await self._rate(lane, seconds, way, before)]
         if kind == "quota":
@@ -151,7 +151,7 @@ class _RootSearch:
         if kind == "lent":
             info = await self._instance(status)
             root += "" if info is None else f" on {info.host} {info.pid}"
-        return [_cause(way, kind, lane, root, seconds=seconds, advice=remedy)]
+        return [cause_at(way, kind, lane, root, seconds=seconds, advice=remedy)]
 
     async def _next(self, job: int, relation: str, way: _Way) -> list[Cause]:
         seen = [id for id, _ in way]
@@ -159,7 +159,7 @@ class _RootSearch:
             circle = tuple(seen[seen.index(job) :])
             root = f"deadlock of {', '.join(map(str, circle))}"
             advice = "cancel one of them, and take locks in one order"
-            return [_cause(way, "deadlock", "", root, jobs=circle, advice=advice)]
+            return [cause_at(way, "deadlock", "", root, jobs=circle, advice=advice)]
         return await self.of(job, (*way, (job, relation)))
 
     async def _slots(
@@ -167,7 +167,7 @@ class _RootSearch:
     ) -> list[Cause]:
         what = f'slots of "{lane}"' if kind == "concurrency" else f'tokens of the group "{lane}"'
         if holder is None:
-            return [_cause(way, kind, lane, f"{what}: it has none")]
+            return [cause_at(way, kind, lane, f"{what}: it has none")]
         limit = await self._limit(lane, of_group=kind == "group")
         most = math.inf if limit is None else limit.concurrency
         root, remedy = f"{what}: all {most} in use", REMEDIES[kind].format(lane=lane)
@@ -179,7 +179,7 @@ class _RootSearch:
         waits = [one for one in found if one not in own]
         if waits and most == 1:
             return waits
-        slots = _cause(
+        slots = cause_at(
             way, kind, lane, root + before_it(before, PAGE), jobs=(holder,), advice=remedy
         )
         return [slots, *waits]
@@ -200,7 +200,7 @@ class _RootSearch:
             kind = "overdue"
             root += f", past its timeout of {in_words(status.timeout)}"
             advice = f"reset the lanes of {run.host} {run.pid}, or restart it"
-        return _cause(way, kind, status.lane, root, jobs=(status.id,), advice=advice)
+        return cause_at(way, kind, status.lane, root, jobs=(status.id,), advice=advice)
 
     async def _instance(self, status: DurableStatus) -> InstanceInfo | None:
         """Return the live instance that runs a job; or of a job that waits, one that lives."""
@@ -225,31 +225,17 @@ class _RootSearch:
         later = max((rate.per / rate.limit * before for rate in counted), default=0.0)
         # what starts before it may cost more of another unit, and is not known if it is too much
         known = before < PAGE and (len(counted) == len(rates) or not before)
-        return _cause(way, "rate", name, root, seconds=seconds + later if known else None)
+        return cause_at(way, "rate", name, root, seconds=seconds + later if known else None)
 
     async def _quota(self, name: str, seconds: float | None, way: _Way) -> Cause:
         quotas = (await self._lanes.statistics()).quotas
         levels = next((one.levels for one in quotas if one.name == name), ())
         used = ", ".join(f"{level.used:,} used of {level.limit.in_words}" for level in levels)
         advice = f'raise the limit of the quota "{name}", or reset it'
-        return _cause(way, "quota", name, f'quota "{name}": {used}', seconds=seconds, advice=advice)
+        return cause_at(
+            way, "quota", name, f'quota "{name}": {used}', seconds=seconds, advice=advice
+        )
 
 
 def _no_instance(way: _Way, lane: str) -> Cause:
-    return _cause(way, "instance", lane, "no instance lives", advice="start a worker")
-
-
-def _cause(
-    way: _Way,
-    kind: str,
-    lane: str,
-    root: str,
-    *,
-    jobs: tuple[int, ...] = (),
-    seconds: float | None = None,
-    advice: str | None = None,
-) -> Cause:
-    """Return the root ``kind`` at the end of ``way``."""
-    if advice is None and kind in REMEDIES:
-        advice = REMEDIES[kind].format(lane=lane)
-    return Cause(way[0][0], kind, lane, root, way[1:], jobs, seconds, advice)
+    return cause_at(way, "instance", lane, "no instance lives", advice="start a worker")

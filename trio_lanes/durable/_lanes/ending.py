@@ -36,8 +36,8 @@ class HasEnd:
             if self._worker is not None:
                 self._worker.close()
 
-    def _check_open(self) -> None:
-        if self._closing.is_set() and current_job() is None:
+    def _refuse_from_outside(self) -> None:
+        if current_job() is None:
             raise LanesClosedError(self._refusal.reason, self._refusal.retry_after)
 
     async def wait_closing(self) -> None:

@@ -16,7 +16,7 @@ import attrs
 from ... import Cause, LaneConfig, LaneGroup, Lanes, Problem, resolve_global_lane
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, session_key
-from .._contract.act import Act
+from .._contract.act import Act, new_ticket
 from .._contract.errors import ResultGoneError, UnknownHandlerError
 from .._contract.protocol import PAGE, Store
 from .._contract.records import (
@@ -34,8 +34,6 @@ from .._contract.records import (
     SubmittedJob,
 )
 from .._contract.state import DurableState
-from .._contract.tickets import new_ticket
-from .._options.cost import checked_cost
 from .._options.json_text import encode, small
 from .._options.limits import (
     as_config,
@@ -46,7 +44,7 @@ from .._options.limits import (
 )
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
-from .._options.submission import Submission, checked_priority
+from .._options.submission import Submission, checked_cost, checked_priority
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
 from .._sql.weak_values import WeakValues
@@ -173,7 +171,8 @@ class DurableLanes(HasEnd):
         return list(map(self.job, await self._enqueue(batch)))
 
     def _enqueue(self, batch: list[SubmittedJob]) -> Awaitable[tuple[int, ...]]:
-        self._check_open()
+        if self._closing.is_set():
+            self._refuse_from_outside()
         if self._worker is not None:
             self._worker.look_for(batch)
         return self._do(Enqueue(batch))
@@ -204,7 +203,8 @@ class DurableLanes(HasEnd):
                     f"delay and run_at exclude each other, got {delay!r} and {run_at!r}"
                 )
             delay = max(0.0, _check.finite_seconds("run_at", run_at) - time.time())
-        policy = _policy(retry)
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise TypeError(f"retry must be a RetryPolicy or None, not {retry!r}")
         return SubmittedJob(
             name=name,
             payload=encode("the payload", payload, self._store.max_payload),
@@ -215,9 +215,9 @@ class DurableLanes(HasEnd):
             delay=delay,
             run_at=run_at,
             timeout=_check.timeout("timeout", timeout),
-            retry=None if policy is None else policy.to_json(),
+            retry=None if retry is None else retry.to_json(),
             cost=checked_cost(cost),
-            headers=self._headers(),
+            headers=self._headers() if self._senders else None,
         )
 
     def _headers(self) -> str | None:
@@ -747,12 +747,6 @@ def _letters(failed: bool) -> frozenset[DurableState]:
 
 def _session(key: str) -> str:
     return checked_name("session", session_key(key))
-
-
-def _policy(retry: object) -> RetryPolicy | None:
-    if retry is not None and not isinstance(retry, RetryPolicy):
-        raise TypeError(f"retry must be a RetryPolicy or None, not {retry!r}")
-    return retry
 
 
 def _number(field: str, value: Any) -> int:

@@ -19,10 +19,10 @@ import trio
 
 from ... import RateLimit
 from ..._config import check as _check
+from .._contract.act import new_ticket
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
-from .._contract.tickets import new_ticket
-from .._options.cost import MAX_AMOUNT
+from .._options.submission import MAX_AMOUNT
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
 from ..acts.locks import Acquire, Release, Settle, Spend

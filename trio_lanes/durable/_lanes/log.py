@@ -10,9 +10,9 @@ import trio
 
 from ... import JobCancelledError
 from ..._config import check as _check
+from .._contract.act import new_ticket
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
-from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker

@@ -59,15 +59,11 @@ class MemoryStore(EngineStore):
         """Set the clock of the store ahead, for all instances over the same data."""
         self._tables.ahead += seconds
 
-    def _now(self) -> float:
-        return trio.current_time() + self._tables.ahead
-
     async def _transact(
         self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> T:
         await trio.lowlevel.checkpoint_if_cancelled()
         engine = self._opened()
-        engine.now = self._now()
         try:
             result = engine.once(ticket, act)
         finally:
@@ -81,11 +77,11 @@ class MemoryStore(EngineStore):
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         await trio.lowlevel.checkpoint()
-        engine = self._opened()
-        engine.now = self._now()
-        return look(engine)
+        return look(self._opened())
 
     def _opened(self) -> Engine:
+        """Return the engine, at the present time."""
         if self._engine is None:
             raise StoreUnavailableError("the store is not open")
+        self._engine.now = trio.current_time() + self._tables.ahead
         return self._engine

@@ -60,7 +60,9 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
         if getattr(config, field) != neutral:
             raise ValueError(f"lane {name!r}: durable lanes have no {field}")
     paused_until = math.inf if config.paused else None
-    return LaneLimit(config.concurrency, config.max_waiting, paused_until, _rates(config.rate))
+    return LaneLimit(
+        config.concurrency, config.max_waiting, paused_until, checked_rates(config.rate)
+    )
 
 
 def group_limit(name: str, group: object) -> GroupLimit:
@@ -73,18 +75,15 @@ def group_limit(name: str, group: object) -> GroupLimit:
     checked_name("a group's name", name)
     if not isinstance(group, LaneGroup):
         raise TypeError(f"group {name!r} must be a LaneGroup, not {group!r}")
-    rates = _rates(group.rate)
+    rates = checked_rates(group.rate)
     for member in group.members:
         checked_name(f"a lane of group {name!r}", member)
     return GroupLimit(tuple(group.members), group.concurrency, dict(group.reserve), rates)
 
 
-def _rates(rate: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:
-    return checked_rates((rate,) if isinstance(rate, RateLimit) else tuple(rate))
-
-
-def checked_rates(rates: tuple[RateLimit, ...]) -> tuple[RateLimit, ...]:
-    """Return rates; raise an error for a unit that a store cannot keep."""
+def checked_rates(given: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ...]:
+    """Return one rate or several as a tuple; raise an error for a unit that no store can keep."""
+    rates = (given,) if isinstance(given, RateLimit) else tuple(given)
     for rate in rates:
         checked_name("unit", rate.unit)
     return rates

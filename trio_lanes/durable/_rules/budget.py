@@ -37,11 +37,9 @@ class Budget:
         self._lanes: Final[Mapping[str, LaneLimit]] = tables.of(LIMITS)
         self._limits: Final[dict[str, LaneLimit | None]] = {}
         self._used: Final[dict[str, int]] = {}
-        self._groups: Final[dict[str, _GroupUse]] = {
-            member: group
-            for group in (_GroupUse(*item) for item in tables.of(GROUPS).items())
-            for member in group.limit.members
-        }
+        self._groups: Final[dict[str, _GroupUse]] = {}  # {member: its group}
+        for name, limit in tables.of(GROUPS).items():
+            self._groups.update(dict.fromkeys(limit.members, _GroupUse(name, limit)))
         self._meters_of: Final[dict[str, list[rates.Meter]]] = {}
         self.due: float | None = None
 
@@ -52,7 +50,7 @@ class Budget:
         return self._limits[lane]
 
     def _limit(self, lane: str) -> LaneLimit:
-        limit = self.limit(lane)
+        limit = self._limits.get(lane) or self.limit(lane)
         assert limit is not None
         return limit
 
@@ -159,7 +157,8 @@ class Budget:
         return meters
 
     def _meters_by_owner(self, lane: str) -> list[tuple[str, list[rates.Meter]]]:
-        owned = [(lane, rates.meters_of(f"lane {lane}", self._limit(lane).rates))]
+        limit = self._limit(lane)
+        owned = [(lane, rates.meters_of(f"lane {lane}", limit.rates))] if limit.rates else []
         if self._groups:
             group = self._groups.get(label_of(self._lanes, lane) or lane)
             if group is not None:

@@ -91,12 +91,13 @@ class FairTurns:
 
     @property
     def served(self) -> str:
-        """The lane of the last claim."""
-        return str(self._get("served", ""))
+        """The lane of the last claim before those of this transaction."""
+        return str(self._known.get("served", ""))
 
     def passed(self, lane: str, priority: int) -> int:
         """Return how often a priority of a lane was passed over since its last claim."""
-        return int(self._get(f"passed {priority} {lane}", 0))
+        key = f"passed {priority} {lane}"
+        return int(self._new.get(key, self._known.get(key, 0)))
 
     def put_passed(self, lane: str, priority: int, times: int) -> None:
         """Note how often a priority of a lane was passed over."""
@@ -106,9 +107,6 @@ class FairTurns:
         """Note the lane of a claim."""
         if lane != self.served:
             self._new["served"] = lane
-
-    def _get(self, key: str, default: str | int) -> str | int:
-        return self._new[key] if key in self._new else self._known.get(key, default)
 
     def write(self) -> None:
         """Write what has changed."""
@@ -184,7 +182,7 @@ class Claims:
         if claims:
             turns.put_served(claims[-1].lane)
         dues = budget.due, isolation.due, homes and homes.due
-        self.due = min((due for due in dues if due is not None), default=None)
+        self.due = min([due for due in dues if due is not None], default=None)
         turns.write()
         return claims
 
@@ -346,7 +344,7 @@ class LaneTurn:
 
     def _heads(self) -> list[JobRecord]:
         """Return the first job of each priority that has a job, the highest priority first."""
-        return [front.first() for front in self._fronts.values()]
+        return list(map(_Front.first, self._fronts.values()))
 
     @property
     def suspect(self) -> JobRecord | None:

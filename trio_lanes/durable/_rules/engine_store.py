@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, final
 
 import trio
 
@@ -30,6 +30,34 @@ PORTION: Final = 500
 """How many jobs one transaction clears, requeues or purges; others can run between two."""
 
 
+@final
+class _WakeUps:
+    """The wake-ups of one worker. It is no generator: a cancelled caller has nothing to clean up.
+
+    Attributes:
+      pending: whether one was sent that neither the worker nor a step of it has met.
+    """
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._listeners: Final = trio.lowlevel.ParkingLot()
+
+    def send(self) -> None:
+        """Wake the worker up."""
+        self.pending = True
+        self._listeners.unpark_all()
+
+    def __aiter__(self) -> _WakeUps:
+        return self
+
+    async def __anext__(self) -> None:
+        if self.pending:
+            await trio.lowlevel.checkpoint()
+        while not self.pending:  # a step may have met it meanwhile
+            await self._listeners.park()
+        self.pending = False
+
+
 class EngineStore(ABC):
     """A store of tables: all calls of `Store`, except the call that opens it."""
 
@@ -41,12 +69,13 @@ class EngineStore(ABC):
         self.instance: str = ""
         """The incarnation that makes the next call: each call reads it at its beginning."""
         self._waiters: Final = Waiters()
-        self._poke, self._pokes = trio.open_memory_channel[None](1)
+        self._wake_ups: Final = _WakeUps()
+        self._look_again: Final = self._wake_ups.send
 
     @abstractmethod
     def _transact(
         self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
-    ) -> Awaitable[T]:
+    ) -> Coroutine[Any, Any, T]:
         """Call ``act`` in a transaction, then `_announce` its effects. It is not cancelled halfway.
 
         With a ticket, it is called unless the act with this ticket is done.
@@ -67,12 +96,6 @@ class EngineStore(ABC):
         if look:
             self._look_again()
 
-    def _look_again(self) -> None:
-        try:
-            self._poke.send_nowait(None)
-        except trio.WouldBlock:
-            pass  # a wake-up is pending already
-
     def _wake_waiters(self, ids: Iterable[int] | None = None) -> None:
         """Have tasks that wait for jobs, or for all, read their jobs again.
 
@@ -85,20 +108,20 @@ class EngineStore(ABC):
                 self._waiters.changed(id)
 
     def wake(self) -> AsyncIterator[None]:
-        return self._pokes  # no generator: a caller that is cancelled has nothing to clean up
+        return self._wake_ups
 
-    # ---- acts and questions
+    # ---- acts and questions: not async themselves, to spare each job calls at each resumption
 
-    async def do(self, act: Act[T], ticket: str) -> T:
+    def do(self, act: Act[T], ticket: str) -> Coroutine[Any, Any, T]:
         me = self.instance
         if isinstance(act, PortionedAct):
-            return await self._in_portions(act, ticket)  # type: ignore[return-value]  # int is T
+            return self._in_portions(act, ticket)  # type: ignore[return-value]  # int is T
 
         def apply(engine: Engine) -> T:
             engine.caller = me
             return act.apply(engine)
 
-        return await self._transact(apply, ticket, act.lookups)
+        return self._transact(apply, ticket, act.lookups)
 
     async def _in_portions(self, act: PortionedAct, ticket: str) -> int:
         """Do an act in portions, as a whole; other transactions can run between two.
@@ -116,12 +139,13 @@ class EngineStore(ABC):
                 done += number
         return done
 
-    async def look(self, question: Question[T]) -> T:
-        return await self._read(question.answer, long=question.long)
+    def look(self, question: Question[T]) -> Coroutine[Any, Any, T]:
+        return self._read(question.answer, long=question.long)
 
-    async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
+    def step(self, number: int, finished: Sequence[Finish], room: int) -> Coroutine[Any, Any, Step]:
         me = self.instance
-        return await self._transact(
+        self._wake_ups.pending = False  # this step sees what they were sent for
+        return self._transact(
             lambda engine: engine.step(me, number, finished, room),
             lookups=Lookups(ids=[finish.id for finish in finished], room=room),
         )
@@ -168,8 +192,8 @@ class EngineStore(ABC):
 
     # ---- waits
 
-    async def wait(self, id: int) -> Ended | None:
-        return await self._waiters.end_of(id, lambda: self._read(lambda all: _end_of(all, id)))
+    def wait(self, id: int) -> Coroutine[Any, Any, Ended | None]:
+        return self._waiters.end_of(id, lambda: self._read(lambda all: _end_of(all, id)))
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         return await self._waiters.until(

@@ -265,7 +265,8 @@ class Queues:
 
     def promote(self) -> None:
         """Queue the parked jobs that are due, and end the pauses that are over."""
-        self._promote(self.tables.parked_due(self.now, MAX_PROMOTED))
+        if due := self.tables.parked_due(self.now, MAX_PROMOTED):
+            self._promote(due)
         pauses = self.tables.of(PAUSES).items()
         for session in [session for session, until in pauses if until <= self.now]:
             self.resume_session(session)

@@ -83,11 +83,11 @@ def _is_open(status: DurableStatus | None) -> bool:
 
 
 async def _check(wait: JobWait) -> None:
-    store, peers = wait.run._store, wait.run._peers
+    store, worker = wait.run._store, wait.run._worker
     limits: list[_Limit] = []
-    if any(run._waiting_for and not run._lending for run in peers.running):
-        limits = await _limits(store, peers.running, peers.capacity)
-    stuck = _stuck(peers.running, limits)
+    if any(run._waiting_for and not run._lending for run in worker.running):
+        limits = await _limits(store, worker.running, worker.capacity)
+    stuck = _stuck(worker.running, limits)
     if wait.run not in stuck:
         return
     for run in stuck:
@@ -97,7 +97,7 @@ async def _check(wait: JobWait) -> None:
                 return  # the job has ended, and its waiter is about to be woken
             assert status is not None
             one.job = status
-    stuck = _stuck(peers.running, limits)
+    stuck = _stuck(worker.running, limits)
     if wait.run in stuck:
         raise LaneDeadlockError(_describe(wait, stuck))
 

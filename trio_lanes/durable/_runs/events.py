@@ -68,9 +68,11 @@ def ended(run: DurableRun, job: Job[Any], outcome: Outcome | None, warned: Warne
     level = logging.WARNING if bad else logging.INFO
     if logger.isEnabledFor(level):
         ran = 0.0 if job.started_at is None else job.finished_at - job.started_at
-        why = _why(job, outcome)
-        name = one_line(run.name)
-        _log(level, "%s %d %s after %.3f s%s", name, run.id, _what(outcome), ran, why)
+        what = _WORDS[type(outcome)]
+        if isinstance(outcome, Postponed):
+            what = f"{what} in {outcome.delay:.3g} s,"
+        name, why = one_line(run.name), _why(job, outcome)
+        _log(level, "%s %d %s after %.3f s%s", name, run.id, what, ran, why)
 
 
 def _log(level: int, message: str, *args: object) -> None:
@@ -78,16 +80,11 @@ def _log(level: int, message: str, *args: object) -> None:
         logger.log(level, message, *args)
 
 
-def _what(outcome: Outcome | None) -> str:
-    if isinstance(outcome, Postponed):
-        return f"is to be retried in {outcome.delay:.3g} s,"
-    return _WORDS[type(outcome)]
-
-
 _WORDS: Final[Mapping[type[Outcome | None], str]] = {
     Succeeded: "succeeded",
     Failed: "failed",
     Died: "is dead",
+    Postponed: "is to be retried",
     Cancelled: "was cancelled",
     Released: "was given back",
     type(None): "has ended its process",

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Final, final
 
 import trio
 
+from .._contract.act import new_incarnation
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
-from .._contract.tickets import new_incarnation
 from .worker import AGAIN_AFTER, Worker
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -43,11 +44,8 @@ class Lease:
         self._trust = trio.CancelScope()
         self._incarnation = 0
 
-    async def join(self) -> None:
-        """Join the store as a new incarnation."""
-        await self._join([])
-
-    async def _join(self, lost: list[tuple[int, int]], ticket: str = "") -> None:
+    async def join(self, lost: Sequence[tuple[int, int]] = (), ticket: str = "") -> None:
+        """Join the store as a new incarnation; ``lost`` are (id, fence) of runs of the former."""
         sent = trio.current_time()
         await self._store.join(ticket or new_incarnation(), lost, self._worker.held)
         self._worker.joined()
@@ -81,7 +79,7 @@ class Lease:
         ticket = new_incarnation()
         while True:
             try:
-                await self._join(lost, ticket)
+                await self.join(lost, ticket)
                 return
             except StoreUnavailableError:
                 await trio.sleep(AGAIN_AFTER)

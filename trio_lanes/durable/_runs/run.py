@@ -12,9 +12,9 @@ import trio
 from ... import JobCancelledError
 from ... import current_job as _current_core_job
 from ..._config import check as _check
+from .._contract.act import new_ticket
 from .._contract.protocol import Store
 from .._contract.records import Claim, QueuedJob, SubmittedJob
-from .._contract.tickets import new_ticket
 from .._options.json_text import decode, encode, small
 from ..acts.inspection import QueueOf
 from ..acts.jobs import Enqueue
@@ -24,6 +24,7 @@ from .deadlock import JobWait
 
 if TYPE_CHECKING:
     from ... import Job
+    from .worker import Worker
 
 
 _LOST: Final = "the run was lost: its instance lost its lease, and the job is run again"
@@ -45,21 +46,6 @@ class SendsHeaders(Protocol):
         """
 
 
-class OtherRuns(Protocol):
-    """The instance that a run belongs to, as far as the run needs it."""
-
-    @property
-    def running(self) -> list[DurableRun]:
-        """The runs of this instance that have not ended."""
-
-    @property
-    def capacity(self) -> int | float:
-        """How many runs this instance may have at once."""
-
-    def next_step(self) -> trio.Event:
-        """Return an event that is set at the end of the present step, or else of the next."""
-
-
 @final
 class DurableRun:
     """One run of a job, from its claim to its finish.
@@ -77,7 +63,7 @@ class DurableRun:
       headers: what the instruments of the submitter gave to the job: see `SendsHeaders`.
     """
 
-    def __init__(self, claim: Claim, store: Store, peers: OtherRuns) -> None:
+    def __init__(self, claim: Claim, store: Store, worker: Worker) -> None:
         self.id: Final = claim.id
         self.name: Final = claim.name
         self.session: Final = claim.session
@@ -89,7 +75,7 @@ class DurableRun:
         self.headers: Final[Mapping[str, str]] = json.loads(claim.headers or "{}")
         self._claim: Final = claim
         self._store: Final = store
-        self._peers: Final = peers
+        self._worker: Final = worker
         self._waiting_for: Final[list[JobWait]] = []  # of its tasks, for the ends of other jobs
         self._job: Job[Any] | None = None  # the core's job that runs the handler, until its end
         self._cancelled = False  # whether the store has recorded its cancellation
@@ -265,14 +251,14 @@ class DurableRun:
             if not self._lending:
                 with trio.CancelScope(shield=True):
                     # taken before the call: a slot may be freed while the answer is on its way
-                    stepped = self._peers.next_step()
+                    stepped = self._worker.next_step()
                     while await self._store.do(regain, new_ticket()) is False:
                         if self._given_up:
                             break
                         await stepped.wait()
                         if self._lending > 0:
                             break  # another task has lent it since, and will take it back
-                        stepped = self._peers.next_step()
+                        stepped = self._worker.next_step()
 
     async def _lost(self) -> NoReturn:
         """Cancel this run, since the store may have given its job to another."""

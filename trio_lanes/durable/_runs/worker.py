@@ -149,9 +149,11 @@ class Worker:
 
         The store gets both at the same time, so that the job begins one call earlier.
         """
-        has_room = self.claiming and len(self._runs) < self.capacity
-        if has_room and any(not job.delay and job.session not in self._sessions for job in jobs):
-            self.look()
+        if self.claiming and len(self._runs) < self.capacity:
+            for job in jobs:
+                if not job.delay and job.session not in self._sessions:
+                    self.look()
+                    break
 
     async def listen(self) -> None:
         """Request a step at each wake-up from the store."""
@@ -187,7 +189,8 @@ class Worker:
             call = self._ahead = self._next_call()
             call.answered = trio.Event()
             try:
-                call.answer = Value(await self._ask(call))
+                step = self._store.step(call.number, call.finished, call.room)
+                call.answer = Value(await step)
             except Exception as error:
                 call.answer = Error(error)
             call.answered.set()
@@ -201,9 +204,6 @@ class Worker:
             return False
         return self._changed.is_set() and (bool(self._outbox) or self._room() > 0)
 
-    async def _ask(self, call: _StepCall) -> Step:
-        return await self._store.step(call.number, call.finished, call.room)
-
     async def _step(self) -> None:
         if self._broken is not None:
             raise RuntimeError(
@@ -212,12 +212,12 @@ class Worker:
         if self._asked is None or self._asked.withdrawn:  # else it is asked again
             self._asked = None
             self._asked, self._ahead = self._ahead or self._next_call(), None
-            if self._may_ask_ahead():
+            if self._free and self._may_ask_ahead():
                 self._free.unpark()
         call = self._asked
         try:
             if call.answered is None:
-                step = await self._ask(call)
+                step = await self._store.step(call.number, call.finished, call.room)
             else:
                 await call.answered.wait()
                 assert call.answer is not None
@@ -253,7 +253,8 @@ class Worker:
                     await self._joined.wait()
             return
         self._asked = None
-        self._unfinished.difference_update(one.fence for one in call.finished)
+        for one in call.finished:
+            self._unfinished.discard(one.fence)
         for fence in step.stale:
             logger.warning(
                 "the end of the run with fence %d was not recorded: it came after the lease had"
@@ -297,8 +298,10 @@ class Worker:
         """How many jobs may begin, besides those that the steps under way may claim."""
         if not self.claiming:
             return 0
-        busy = sum(not run._lending for run in self._runs.values())
-        return self.capacity - busy - sum(call.room for call in self._under_way())
+        room = self.capacity - len([run for run in self._runs.values() if not run._lending])
+        for call in self._under_way():
+            room -= call.room
+        return room
 
     def _under_way(self) -> list[_StepCall]:
         """The steps that have no answer yet, and are of this incarnation."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -57,7 +57,7 @@ class SqlStore(EngineStore):
 
     def _transact(
         self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
-    ) -> Awaitable[T]:
+    ) -> Coroutine[Any, Any, T]:
         return self._opened().act(act, self._now(), ticket, lookups=lookups)
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
