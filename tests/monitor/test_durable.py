@@ -66,20 +66,21 @@ async def test_the_page_tells_of_instances_retries_and_dead_letters_by_error(
         waiting = await lanes.submit("wait", None, session="ben")
         told = await view(app)
         assert told["totals"] == {"waiting": 1, "parked": 1, "running": 1, "dead": 3}
-        rows = {row["name"]: row for row in told["lanes"]}
-        assert (rows["free"]["dead"], rows["free"]["parked"], rows["free"]["limit"]) == (3, 1, None)
-        assert (rows["main"]["running"], rows["main"]["limit"]) == (1, 1)
+        rows = told["lanes"]
+        free = rows["free"]
+        assert (free["dead"], free["parked"], free["concurrency"]) == (3, 1, None)
+        assert (rows["main"]["running"], rows["main"]["concurrency"]) == (1, 1)
         assert rows["cron"]["paused"]
         (instance,) = told["instances"]
-        assert (instance["running"], instance["handlers"]) == (1, "fail, wait")
+        assert (instance["running"], instance["names"]) == (1, ["fail", "wait"])
         assert instance["lanes"] == {"main": 1}
         (group,) = told["dead"]
         assert (group["handler"], group["error"], group["count"]) == ("fail", "ValueError", 3)
         assert group["example"] == "ValueError: no 0"
         assert told["more_dead"] == 0
         parked, queued = told["jobs"]
-        assert (parked["id"], parked["why_parked"], parked["attempt"]) == (retried.id, "retry", 0)
-        assert (queued["id"], queued["session"], queued["left"]) == (waiting.id, "ben", None)
+        assert (parked["id"], parked["why"], parked["attempt"]) == (retried.id, "retry", 0)
+        assert (queued["id"], queued["session"], queued["until"]) == (waiting.id, "ben", None)
 
 
 async def test_the_store_is_asked_every_two_seconds_however_many_look(
@@ -132,7 +133,7 @@ async def test_attempts_payload_and_outcome_are_shown_and_these_only_to_an_opera
         job = await lanes.submit("fail", "x" * 5000, lane="free")
         await trio.sleep(1)
         told = (await ask(app, f"/durable/{job.id}")).json
-        (attempt,) = told["attempts"]
+        (attempt,) = told["history"]
         assert (attempt["number"], attempt["how"]) == (1, "dead")
         assert attempt["error"].startswith("ValueError: no xxx")
         assert len(told["payload"]) == len(told["outcome"]) == 4000
@@ -190,17 +191,18 @@ async def test_the_page_tells_of_locks_quotas_and_paused_sessions(
         await lanes.pause_for("session:ben", 60)
         view_now = await view(app)
         (lock,) = view_now["locks"]
-        assert (lock["name"], lock["holding"], lock["waiting"]) == ("the index", 1, 1)
+        assert (lock["key"], lock["holding"], lock["waiting"]) == ("the index", 1, 1)
         assert [one["job"] for one in (*lock["holders"], *lock["waiters"])] == [
             jobs[0].id,
             jobs[1].id,
         ]
         (quota,) = view_now["quotas"]
         (level,) = quota["levels"]
-        assert (level["used"], level["limit"], level["unit"]) == (99, 100, "tokens")
+        rate = level["limit"]
+        assert (level["used"], rate["limit"], rate["unit"]) == (99, 100, "tokens")
         assert [one["job"] for one in quota["waiters"]] == [job.id for job in jobs[2:]]
-        assert [one["session"] for one in view_now["paused"]] == ["ann", "ben"]
-        assert [one["left"] is None for one in view_now["paused"]] == [True, False]
+        until = [(session, at is None) for session, at in view_now["paused"].items()]
+        assert until == [("ann", True), ("ben", False)]
 
         async def root(id: int) -> str:
             (found,) = (await ask(app, f"/durable/{id}")).json["roots"]

@@ -22,6 +22,7 @@ from trio_lanes import (
     SessionStatistics,
     UnknownLaneError,
 )
+from trio_lanes.durable import StoreError
 
 from ._frames import Frames
 from ._notes import Notes, actor
@@ -96,6 +97,8 @@ class Actions:
             return await answer if isinstance(answer, Awaitable) else answer
         except (UnknownLaneError, TypeError, ValueError) as error:
             raise RefusedError(400, clipped(error, 300)) from error
+        except StoreError as error:
+            raise RefusedError(503, clipped(error, 300)) from error
         finally:
             actor.reset(token)
 

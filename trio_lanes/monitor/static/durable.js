@@ -1,60 +1,51 @@
 // The store of durable lanes: instances, waiting jobs and why they wait, dead letters by error.
 import { verdict } from "./elements.js";
-import { focusIn, h, limit, seconds, tell, to } from "./tools.js";
+import { Panel, h, limit, seconds, table, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").View} View */
 
-class Durable extends HTMLElement {
+class Durable extends Panel {
   operates = false;
-  last = "";
 
   /** @param {View} view */
   set view(view) {
-    const now = JSON.stringify(view, (key, value) => key === "age" || key === "left" ? undefined : value);
-    if (now === this.last) return;
-    this.last = now;
-    const refocus = focusIn(this);
-    const card = h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"));
-    this.replaceChildren(card);
-    if (view.error !== undefined) { card.append(h("p", { class: "error" }, view.error)); return; }
-    card.append(verdict(view.health, "stored"), this.#table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], view.lanes.map((lane) =>
-      [lane.name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
-        `${lane.running} of ${limit(lane.limit)}`, String(lane.waiting), String(lane.parked), String(lane.dead)])));
-    const lanes = [...new Set(view.instances.flatMap((one) => Object.keys(one.lanes)))].sort();
-    card.append(this.#table("Instances", ["instance", "running", "since", ...lanes], view.instances.map((one) =>
-      [`${one.host} ${one.pid}`, String(one.running), seconds(one.age), ...lanes.map((lane) => String(one.lanes[lane] ?? 0))])));
-    if (view.locks.length) card.append(h("h3", {}, "Locks"), h("ul", { class: "notes" }, ...view.locks.map((lock) => h("li", {},
-      `${lock.name}: held by `, ...asked(lock.holders, lock.holding), ...(lock.waiting ? [`; ${lock.waiting} waiting: `, ...asked(lock.waiters, lock.waiting)] : [])))));
-    if (view.quotas.length) card.append(h("h3", {}, "Quotas"), h("ul", { class: "notes" }, ...view.quotas.map((quota) => h("li", {},
-      `${quota.name}: ` + quota.levels.map((level) => `${level.used} of ${level.limit} ${level.unit} in ${seconds(level.per)} used` +
-        (level.left === null ? "" : `, replenished in ${seconds(level.left)}`)).join("; "), ...(quota.waiting ? [`; ${quota.waiting} waiting: `, ...asked(quota.waiters, quota.waiting)] : [])))));
-    if (view.paused.length) card.append(h("h3", {}, "Paused sessions"), h("ul", { class: "notes" }, ...view.paused.map((one) => h("li", {},
-      one.session + (one.left === null ? "" : ` — ${seconds(one.left)} more`)))));
-    if (view.dead.length) card.append(h("h3", {}, `Dead letters: ${view.totals.dead}`), h("ul", { class: "notes" }, ...view.dead.map((group) => {
-      const line = h("li", { class: "error" }, `${group.count} × ${group.error} in ${group.handler} `, h("small", {}, group.example));
-      if (this.operates) line.append(" ", h("button", { type: "button", "data-key": `${group.handler} ${group.error}`, click: () => tell(this, "lanes-act", { do: "requeue",
-        handler: group.handler, error: group.error, seen: group.count,
-        ask: `Queue ${group.count} dead jobs of ${group.handler} again, which ended in ${group.error}? This cannot be undone.` }) }, "Requeue…"));
-      return line;
-    }), ...(view.more_dead > 0 ? [h("li", {}, `and ${view.more_dead} more`)] : [])));
-    if (view.jobs.length) card.append(h("h3", {}, "Waiting jobs"), h("ul", { class: "notes" }, ...view.jobs.map((job) => h("li", {},
-      to("stored", job.id, `${job.id} ${job.session ?? job.name}`),
-      ` ${job.why_parked ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")))));
-    refocus();
+    this.fill({ ...view, at: 0, operates: this.operates }, () => [h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"),
+      ...(view.error === undefined ? this.#parts(view) : [h("p", { class: "error" }, view.error)]))]);
   }
 
-  /** @param {string} caption @param {string[]} head @param {string[][]} rows */
-  #table(caption, head, rows) {
-    return h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, ...rows.map(([name, ...cells]) => h("tr", {}, h("th", { scope: "row" }, name), ...cells.map((text) => h("td", {}, text))))));
+  /** @param {View} view */
+  #parts({ at, health, lanes, instances, locks, quotas, paused, dead, more_dead: more, totals, jobs }) {
+    const names = [...new Set(instances.flatMap((one) => Object.keys(one.lanes)))].sort();
+    const places = new Map(instances.map((one) => [one.id, `${one.host} ${one.pid}`]));
+    const left = (/** @type {number | null} */ until, /** @type {string} */ before, after = "") => until === null ? "" : before + seconds(Math.max(0, until - at)) + after;
+    const listed = (/** @type {string} */ title, /** @type {(Node | string)[][]} */ lines) => lines.length ? [h("h3", {}, title), h("ul", { class: "notes" }, ...lines.map((line) => h("li", {}, ...line)))] : [];
+    // The requests for a lock or a quota, of which there are more than are listed.
+    const asked = (/** @type {import("./types").Asked[]} */ requests, /** @type {number} */ all) => [...requests.flatMap((one, i) => {
+      const where = places.get(one.instance) ?? "an instance that is gone";
+      return [i ? ", " : "", one.job === null ? `a task on ${where}` : to("stored", one.job, `job ${one.job}`), ` for ${seconds(Math.max(0, at - one.since))}`];
+    }), all > requests.length ? ` and ${all - requests.length} more` : ""];
+    const waiting = (/** @type {{waiting: number, waiters: import("./types").Asked[]}} */ one) => one.waiting ? [`; ${one.waiting} waiting: `, ...asked(one.waiters, one.waiting)] : [];
+    return [
+      verdict(health, "stored"),
+      table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], Object.entries(lanes).map(([name, lane]) =>
+        [name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
+          `${lane.running} of ${limit(lane.concurrency)}`, `${lane.waiting}`, `${lane.parked}`, `${lane.dead}`])),
+      table("Instances", ["instance", "running", "since", ...names], instances.map((one) =>
+        [`${one.host} ${one.pid}`, `${one.running}`, seconds(at - one.since), ...names.map((name) => `${one.lanes[name] ?? 0}`)])),
+      ...listed("Locks", locks.map((lock) => [`${lock.key}: held by `, ...asked(lock.holders, lock.holding), ...waiting(lock)])),
+      ...listed("Quotas", quotas.map((quota) => [`${quota.name}: ` + quota.levels.map(({ used, limit: most, full_at: full }) =>
+        `${used} of ${most.limit} ${most.unit} in ${seconds(most.per)} used` + left(full, ", replenished in ")).join("; "), ...waiting(quota)])),
+      ...listed("Paused sessions", Object.entries(paused).map(([session, until]) => [session + left(until, " — ", " more")])),
+      ...listed(`Dead letters: ${totals.dead}`, [...dead.map((group) => [
+        h("span", { class: "error" }, `${group.count} × ${group.error} in ${group.handler} `, h("small", {}, group.example)),
+        ...(this.operates ? [" ", h("button", { type: "button", "data-key": `${group.handler} ${group.error}`, click: () => tell(this, "lanes-act", { do: "requeue",
+          handler: group.handler, error: group.error, seen: group.count,
+          ask: `Queue ${group.count} dead jobs of ${group.handler} again, which ended in ${group.error}? This cannot be undone.` }) }, "Requeue…")] : [])]),
+      ...(more > 0 ? [[`and ${more} more`]] : [])]),
+      ...listed("Waiting jobs", jobs.map((job) => [to("stored", job.id, `${job.id} ${job.session ?? job.name}`),
+        ` ${job.why ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")])),
+    ];
   }
-}
-
-/** Requests for a lock or a quota, of which there are more than are listed. @param {import("./types").Asked[]} requests @param {number} all */
-function asked(requests, all) {
-  const listed = requests.flatMap((one, at) => [at ? ", " : "", one.job === null ? `a task on ${one.where}` : to("stored", one.job, `job ${one.job}`),
-    ` for ${seconds(one.age)}`]);
-  return all > requests.length ? [...listed, ` and ${all - requests.length} more`] : listed;
 }
 
 customElements.define("lanes-durable", Durable);

@@ -1,5 +1,5 @@
 // The custom elements of numbers: totals, lanes, what is noticed, sessions. Each takes `frame`.
-import { choice, clock, focusIn, h, limit, say, seconds, svg, tell, to } from "./tools.js";
+import { Panel, choice, clock, h, limit, say, seconds, svg, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 /** @typedef {import("./types").Row} Row */
@@ -171,11 +171,12 @@ function left(rate, now) {
   return `${rate.unit} ${percent}%` + (rate.full_at === null ? "" : ` · full in ${seconds(rate.full_at - now)}`);
 }
 
-/** The text of a note, as a link to what it is about. @param {import("./types").Note} note */
-export function noted(note) {
-  if (note.job !== null) return to("job", note.job, note.text);
-  if (note.lane === "") return note.text;
-  return note.lane.startsWith("session:") ? to("session", note.lane.slice(8), note.text) : to("lane", note.lane, note.text);
+/** The lines of notes, the newest first, each with a link to what it is about. @param {import("./types").Note[]} notes */
+export function noted(notes) {
+  const about = (/** @type {import("./types").Note} */ { job, lane, text }) => job !== null ? to("job", job, text) : lane === "" ? text
+    : lane.startsWith("session:") ? to("session", lane.slice(8), text) : to("lane", lane, text);
+  if (!notes.length) return [h("li", {}, "nothing yet")];
+  return notes.toReversed().map((note) => h("li", { class: note.level }, h("time", {}, clock(note.wall)), " ", about(note), note.count > 1 ? ` (${note.count} times)` : ""));
 }
 
 /** What is wrong, each with what to do; or that nothing is. @param {import("./types").Problem[]} problems @param {string} kind of the jobs */
@@ -186,38 +187,19 @@ export function verdict(problems, kind = "job") {
   return h("ul", { class: "jobs" }, ...some, ...(problems.length > 5 ? [h("li", {}, `and ${problems.length - 5} more`)] : []));
 }
 
-class Health extends HTMLElement {
-  last = "";
-
+class Health extends Panel {
   /** @param {Frame} frame */
-  set frame(frame) {
-    const now = JSON.stringify(frame.health.map(({ kind, lane, job }) => [kind, lane, job])) + Math.round(frame.at / 5);
-    if (now === this.last) return;
-    this.last = now;
-    const refocus = focusIn(this);
-    this.replaceChildren(h("section", { class: frame.health.length ? "card bad" : "card", "aria-label": "Health" }, verdict(frame.health)));
-    refocus();
+  set frame({ health, at }) {
+    this.fill([health.map(({ kind, lane, job }) => [kind, lane, job]), Math.round(at / 5)], () =>
+      [h("section", { class: health.length ? "card bad" : "card", "aria-label": "Health" }, verdict(health))]);
   }
 }
 
-class Noticed extends HTMLElement {
-  last = "";
-
-  connectedCallback() {
-    if (this.firstChild) return;
-    this.list = h("ol", { class: "notes" });
-    this.append(h("section", { class: "card", "aria-label": "Noticed" }, h("h2", {}, "Noticed"), this.list));
-  }
-
+class Noticed extends Panel {
   /** @param {Frame} frame */
-  set frame(frame) {
-    const notes = frame.notes.slice(-14).reverse();
-    const now = notes.map((note) => note.seq).join();
-    if (now === this.last) return;
-    this.last = now;
-    this.list?.replaceChildren(...notes.map((note) => h("li", { class: note.level },
-      h("time", {}, clock(note.wall)), " ", noted(note), note.count > 1 ? ` (${note.count} times)` : "")));
-    if (!notes.length) this.list?.replaceChildren(h("li", {}, "nothing yet"));
+  set frame({ notes }) {
+    this.fill(notes.map((note) => note.seq), () => [h("section", { class: "card", "aria-label": "Noticed" }, h("h2", {}, "Noticed"),
+      h("ol", { class: "notes" }, ...noted(notes.slice(-14))))]);
   }
 }
 
@@ -263,4 +245,3 @@ customElements.define("lanes-table", Table);
 customElements.define("lanes-health", Health);
 customElements.define("lanes-noticed", Noticed);
 customElements.define("lanes-sessions", Sessions);
-export { Health, Noticed, Sessions, Table, Totals };

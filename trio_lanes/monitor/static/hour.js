@@ -63,10 +63,8 @@ class LastHour extends HTMLElement {
     if (seen === this.#last) return;
     this.#last = seen;
     this.#count.replaceChildren(`all that was noticed: ${notes.length}`);
-    this.#notes.replaceChildren(...notes.reverse().map((note) => h("li", { class: note.level }, h("time", {}, clock(note.wall)), " ", noted(note),
-      note.count > 1 ? ` (${note.count} times)` : "")));
+    this.#notes.replaceChildren(...noted(notes));
   }
 }
 
 customElements.define("lanes-hour", LastHour);
-export { LastHour };

@@ -1,5 +1,5 @@
 // What another limit would have done in the last minutes: a slider, and the waits before and after.
-import { h, say, seconds, served } from "./tools.js";
+import { h, say, seconds, served, table } from "./tools.js";
 
 /** @typedef {{p50: number, p95: number, longest: number, per_second: number}} Waits */
 
@@ -42,13 +42,10 @@ class Replay extends HTMLElement {
     const answer = await fetch(served(`replay?${asked}`)).catch(() => null);
     const told = answer === null ? { error: "the server cannot be reached" } : await answer.json();
     if (told.error !== undefined) { this.#answer.replaceChildren(told.error); return; }
-    const row = (/** @type {string} */ name, /** @type {Waits} */ waits) => h("tr", {}, h("th", { scope: "row" }, name),
-      ...[seconds(waits.p50), seconds(waits.p95), seconds(waits.longest), waits.per_second.toFixed(2)].map((text) => h("td", {}, text)));
-    this.#answer.replaceChildren(h("table", {}, h("caption", {}, `${told.jobs} jobs of ${seconds(told.seconds)}`), h("thead", {}, h("tr", {}, h("td"),
-      ...["p50", "p95", "longest", "jobs/s"].map((text) => h("th", { scope: "col" }, text)))),
-    h("tbody", {}, row("as it was", told.replayed), row(`with ${this.#limit.value}`, told.changed))));
+    const row = (/** @type {string} */ name, /** @type {Waits} */ waits) => [name, seconds(waits.p50), seconds(waits.p95), seconds(waits.longest), waits.per_second.toFixed(2)];
+    const title = `${told.jobs} jobs of ${seconds(told.seconds)}`;
+    this.#answer.replaceChildren(h("p", {}, title), table(title, ["limit", "p50", "p95", "longest", "jobs/s"], [row("as it was", told.replayed), row(`with ${this.#limit.value}`, told.changed)]));
   }
 }
 
 customElements.define("lanes-replay", Replay);
-export { Replay };

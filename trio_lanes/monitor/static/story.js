@@ -1,12 +1,11 @@
 // The panel of what was chosen: a job and why it waits, the jobs of a session or a lane, or what was found.
-import { called, focusIn, h, lasted, seconds, tell, to } from "./tools.js";
+import { Panel, called, h, lasted, seconds, table, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").Line} Line */
 /** @typedef {import("./types").Told} Told */
 
-class Story extends HTMLElement {
+class Story extends Panel {
   operates = false;
-  last = "";
 
   connectedCallback() {
     if (this.firstChild) return;
@@ -37,17 +36,17 @@ class Story extends HTMLElement {
 
   /** Show a job of the store. @param {import("./types").ToldOfStore} told */
   set stored(told) {
-    this.#fill(`Job ${told.id} of the store · ${told.name}`, { ...told, age: 0, left: Math.round(told.left ?? 0), operates: this.operates }, () => {
+    this.#fill(`Job ${told.id} of the store · ${told.name}`, { ...told, at: Math.round(told.at), operates: this.operates }, () => {
       /** @type {[string, string | Node][]} */
-      const facts = [["state", told.state + (told.why_parked ? `: ${told.why_parked}` : "") + (told.left === null ? "" : `, ${seconds(told.left)} more`)], ["lane", told.lane],
+      const facts = [["state", told.state + (told.why ? `: ${told.why}` : "") + (told.until === null ? "" : `, ${seconds(Math.max(0, told.until - told.at))} more`)], ["lane", told.lane],
         ["session", told.session ?? "none"], ["attempts", `${told.attempt}${told.crashes ? `, ${told.crashes} crashes` : ""}`]];
       if (told.error) facts.push(["error", told.error]);
       const dead = told.state === "dead" || told.state === "failed", act = (/** @type {string} */ verb, /** @type {string} */ text) =>
         h("p", { class: "buttons" }, h("button", { type: "button", "data-key": verb, click: () => tell(this, "lanes-act", { do: verb, job: told.id }) }, text));
       return [h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])), ...told.roots.map((root) => way(root, "stored")), ...spent(told.waits),
         ...(this.operates && dead ? [act("retry", "Queue again")] : []), ...(this.operates && told.state === "parked" ? [act("promote", "Make it due now")] : []),
-        h("h3", {}, "Attempts"), h("ul", { class: "jobs" }, ...told.attempts.map((one) => h("li", { class: one.error ? "warning" : "" },
-          `${one.number}: ${one.how ?? "runs"} after ${seconds(one.took)}, begun ${seconds(one.age)} ago`, h("small", {}, [one.where, one.error].filter(Boolean).join(" · "))))),
+        h("h3", {}, "Attempts"), h("ul", { class: "jobs" }, ...told.history.map((one) => h("li", { class: one.error ? "warning" : "" },
+          `${one.number}: ${one.how ?? "runs"} after ${seconds((one.ended_at ?? told.at) - one.started_at)}, begun ${seconds(Math.max(0, told.at - one.started_at))} ago`, h("small", {}, [`${one.host} ${one.pid}`, one.error].filter(Boolean).join(" · "))))),
         .../** @type {const} */ (["payload", "outcome"]).flatMap((name) => told[name] ? [h("h3", {}, name), h("pre", { tabindex: "0" }, told[name])] : [])];
     });
   }
@@ -78,21 +77,14 @@ class Story extends HTMLElement {
     const counts = Object.entries(outcomes).map(([state, count]) => `${count} ${state}`).join(" · ");
     this.#fill(title, { ...found, at: Math.round(at / 5) }, () => [
       h("p", {}, found.since === null ? "No job has ended that the monitor has seen." : `The last ${found.recorded} that were seen, since ${seconds(at - found.since)} ago: ${counts}.`),
-      ...spent(found.waits, found.recorded), ...failures(found, at), ...(names.length ? [h("h3", {}, "By name"), h("table", {}, h("caption", { class: "hidden" }, "Ended jobs by name"),
-        h("thead", {}, h("tr", {}, ...["name", "jobs", "wait p50 · p95", "run p50 · p95"].map((text) => h("th", { scope: "col" }, text)))),
-        h("tbody", {}, ...names.map(({ name, count, quantiles: q }) => h("tr", {}, h("th", { scope: "row" }, to("name", name, name)), h("td", {}, String(count)),
-          h("td", {}, q ? `${seconds(q[0])} · ${seconds(q[1])}` : "–"), h("td", {}, q ? `${seconds(q[2])} · ${seconds(q[3])}` : "–")))))] : []),
+      ...spent(found.waits, found.recorded), ...failures(found, at), ...(names.length ? [h("h3", {}, "By name"), table("Ended jobs by name", ["name", "jobs", "wait p50 · p95", "run p50 · p95"], names.map(({ name, count, quantiles: q }) =>
+        [to("name", name, name), String(count), q ? `${seconds(q[0])} · ${seconds(q[1])}` : "–", q ? `${seconds(q[2])} · ${seconds(q[3])}` : "–"]))] : []),
       ...(found.jobs.length ? [h("h3", {}, "The last that failed"), ...listed(found.jobs, at)] : [])]);
   }
 
   /** @param {string} title @param {unknown} data @param {() => Element[]} parts */
   #fill(title, data, parts) {
-    const now = JSON.stringify([title, data]);
-    if (now === this.last || !this.box) return;
-    this.last = now;
-    const refocus = focusIn(this);
-    this.box.replaceChildren(h("h2", { tabindex: "-1", "data-key": "title" }, title), ...parts());
-    refocus();
+    if (this.box) this.fill([title, data], () => [h("h2", { tabindex: "-1", "data-key": "title" }, title), ...parts()], this.box);
   }
 
   /** Whoever has chosen reads on here. */

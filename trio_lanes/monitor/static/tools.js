@@ -85,10 +85,26 @@ export function to(kind, key, text) {
   return h("a", { class: "link", href: `${served("")}#${kind}=${encodeURIComponent(key)}`, "data-key": `${kind}=${key}` }, text);
 }
 
-/** What has the focus inside of `box`, to give it back when the box was filled anew. @param {Element} box */
-export function focusIn(box) {
-  const active = document.activeElement instanceof HTMLElement && box.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
-  return () => { if (active) /** @type {HTMLElement | null} */ (box.querySelector(`[data-key="${CSS.escape(active)}"]`))?.focus(); };
+/** A part of the page that is filled anew when what it shows has changed. */
+export class Panel extends HTMLElement {
+  /** What is shown, as JSON; empty: it is to be filled anew. */
+  last = "";
+
+  /** @param {unknown} data @param {() => (Node | string)[]} parts that show it @param {Element} box */
+  fill(data, parts, box = this) {
+    const now = JSON.stringify(data);
+    if (now === this.last) return;
+    this.last = now;
+    const active = document.activeElement, key = active instanceof HTMLElement && box.contains(active) ? active.dataset.key : undefined;
+    box.replaceChildren(...parts());
+    if (key) /** @type {HTMLElement | null} */ (box.querySelector(`[data-key="${CSS.escape(key)}"]`))?.focus();
+  }
+}
+
+/** A table, in which the first of each row is its head. @param {string} caption that is not seen @param {string[]} head @param {(Node | string)[][]} rows */
+export function table(caption, head, rows) {
+  return h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, ...head.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, ...rows.map(([first, ...cells]) => h("tr", {}, h("th", { scope: "row" }, first), ...cells.map((cell) => h("td", {}, cell))))));
 }
 
 /** What a job is called. @param {{id: number, name: string, session: string | null}} job */

@@ -30,20 +30,20 @@ export type Frame = {n: number, at: number, wall: number, pid: number, totals: T
   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
   longest: {sessions: Numbers[], whole: boolean}, notes: Note[]};
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
-  why_parked: string | null, left: number | null, attempt: number, crashes: number,
-  error: string | null, age: number};
-export type Asked = {job: number | null, where: string, age: number};
-export type View = {error?: string, health: Problem[], totals: Record<string, number>, more_dead: number, jobs: Stored[],
-  lanes: {name: string, waiting: number, parked: number, running: number, dead: number,
-  unhandled: number, limit: number | null, paused: boolean}[],
-  instances: {host: string, pid: number, age: number, running: number, handlers: string, lanes: Record<string, number>}[],
+  why: string | null, until: number | null, attempt: number, crashes: number,
+  error: string | null, submitted_at: number};
+export type Asked = {job: number | null, instance: string, since: number};
+export type View = {at: number, error?: string, health: Problem[], totals: Record<string, number>, more_dead: number, jobs: Stored[],
+  lanes: Record<string, {waiting: number, parked: number, running: number, dead: number,
+  unhandled: number, concurrency: number | null, paused: boolean}>,
+  instances: {id: string, host: string, pid: number, since: number, running: number, names: string[], lanes: Record<string, number>}[],
   dead: {handler: string, error: string, count: number, example: string}[],
-  locks: {name: string, holding: number, waiting: number, holders: Asked[], waiters: Asked[]}[],
-  quotas: {name: string, levels: {used: number, limit: number, unit: string, per: number,
-  left: number | null}[], waiting: number, waiters: Asked[]}[],
-  paused: {session: string, left: number | null}[]};
+  locks: {key: string, holding: number, waiting: number, holders: Asked[], waiters: Asked[]}[],
+  quotas: {name: string, levels: {used: number, limit: {limit: number, unit: string, per: number},
+  full_at: number | null}[], waiting: number, waiters: Asked[]}[],
+  paused: Record<string, number | null>};
 export type Root = {job: number, chain: [number, string][], text: string, jobs: number[], advice: string | null};
-export type ToldOfStore = Stored & {roots: Root[], waits: Record<string, number>, payload?: string, outcome?: string,
-  attempts: {number: number, how: string | null, where: string, error: string | null, took: number, age: number}[]};
+export type ToldOfStore = Stored & {at: number, roots: Root[], waits: Record<string, number>, payload?: string | null, outcome?: string | null,
+  history: {number: number, how: string | null, host: string, pid: number, error: string | null, started_at: number, ended_at: number | null}[]};
 export type Told = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
   line?: number, waits?: Record<string, number>, roots: Root[]};
