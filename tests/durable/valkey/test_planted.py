@@ -52,7 +52,7 @@ FAULTS = {
 
 FOUND_BY_SUITE = {
     "a lent slot is not free": "test_a_lent_slot_is_one_of_its_group_too",
-    "a lane has one slot too many": "test_a_job_is_blocked_by_its_lane",
+    "a lane has one slot too many": "test_a_job_is_blocked_by_a_lane_without_a_free_slot",
     "a recorded cancellation is forgotten": "test_a_cancelled_run_is_not_postponed_or_given_back",
     "a run that is given back goes to the tail": "test_the_runs_of_a_crash_go_before_waiting_jobs",
     "the fence of a finish is not compared": (

@@ -218,11 +218,15 @@ class AgainStories(Bench):
     async def test_of_ten_claims_the_highest_priority_has_eight_and_each_lower_one(self) -> None:
         async with self.playing() as store:
             await store.do(Configure({"main": 30}, None, {}))
-            await store.enqueue(
-                [new_job(priority, priority=priority) for priority in (1, 0, -1) * 20]
-            )
-            turns = [(await store.claim())[0].payload for _ in range(20)]
-            assert turns == ([*"11111111", "0", "-1"]) * 2
+            of = {
+                priority: [new_job(n, priority=priority) for n in range(20)]
+                for priority in (1, 0, -1)
+            }
+            await store.enqueue([job for jobs in zip(*of.values(), strict=True) for job in jobs])
+            claims = [(await store.claim())[0] for _ in range(20)]
+            turns = ([1] * 8 + [0, -1]) * 2
+            first = [of[priority].pop(0).payload for priority in turns]
+            assert [claim.payload for claim in claims] == first
 
     async def test_the_claims_of_a_step_have_four_mebibytes_or_are_one_job(self) -> None:
         async with self.playing() as store:

@@ -7,8 +7,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, final
@@ -138,7 +143,7 @@ class Bench:
         self._clock = clock
         self._pause = pause
         self._gates: dict[str, trio.Event] = {}
-        self._open: list[DurableLanes] = []
+        self._open: list[tuple[bool, DurableLanes]] = []  # (whether it works, itself)
         self.log: list[Any] = []
         self.fences: list[int] = []
 
@@ -154,8 +159,8 @@ class Bench:
 
     @property
     def lanes(self) -> DurableLanes:
-        """The first instance that is open."""
-        return self._open[0]
+        """The first instance that is open and works; or the first, if none works."""
+        return max(self._open, key=lambda one: one[0])[1]
 
     def store(self) -> Store:
         """Return a store over the data of this test."""
@@ -183,7 +188,10 @@ class Bench:
             "bad": self.bad,
             "echo": self._echo,
             "gate": self._gate,
+            "once": self._once,
             "other": self._echo,
+            "steps": self._steps,
+            "stubborn": self._stubborn,
         }
         handlers.update(options.pop("handlers", {}))
         if only:
@@ -192,18 +200,19 @@ class Bench:
         options.setdefault("grace", 0)
         limits = {"main": 4, "cron": 1} if lanes is None else lanes
         store = options.pop("store", self.store())
-        return self._listed(open_durable_lanes(store, handlers, limits, **options))
+        works = options.get("worker", True)
+        return self._listed(works, open_durable_lanes(store, handlers, limits, **options))
 
     @asynccontextmanager
     async def _listed(
-        self, instance: AbstractAsyncContextManager[DurableLanes]
+        self, works: bool, instance: AbstractAsyncContextManager[DurableLanes]
     ) -> AsyncIterator[DurableLanes]:
         async with instance as lanes:
-            self._open.append(lanes)
+            self._open.append((works, lanes))
             try:
                 yield lanes
             finally:
-                self._open.remove(lanes)
+                self._open.remove((works, lanes))
 
     async def _echo(self, payload: Any) -> Any:
         self.log.append(payload)
@@ -213,6 +222,13 @@ class Bench:
         """Log the payload, and fail."""
         self.log.append(payload)
         raise ValueError("no")
+
+    async def _once(self, payload: Any) -> Any:
+        """Log the payload, and fail if it was not in the log before."""
+        self.log.append(payload)
+        if self.log.count(payload) == 1:
+            raise ValueError("no")
+        return payload
 
     async def _gate(self, payload: Any) -> Any:
         """Log the begin, and end when the test opens the gate."""
@@ -224,6 +240,22 @@ class Bench:
             raise
         self.log.append(f"{payload} ends")
         return payload
+
+    async def _steps(self, payload: Sequence[str]) -> None:
+        """Take each lock, and wait for each gate; give the locks back at the end."""
+        async with AsyncExitStack() as held:
+            for step in payload:
+                what, _, name = step.partition(" ")
+                if what == "lock":
+                    await held.enter_async_context(self.lanes.lock(name))
+                else:
+                    await self.gate(name).wait()
+
+    async def _stubborn(self, payload: Any) -> None:
+        """Log the begin, and end when the test opens the gate, cancelled or not."""
+        self.log.append(f"{payload} begins")
+        with trio.CancelScope(shield=True):
+            await self.gate(payload).wait()
 
     def gate(self, name: str) -> trio.Event:
         """Return the event that the run with a payload waits for."""
@@ -248,6 +280,12 @@ class Bench:
         for name in names:
             self.gate(name).set()
 
+    async def gates(self, names: Iterable[str], **options: Any) -> list[DurableJob]:
+        """Submit jobs that wait for gates; return them when nothing more happens."""
+        jobs = [await self.lanes.submit("gate", name, **options) for name in names]
+        await self.settle()
+        return jobs
+
     async def submitted(self, *args: Any, **options: Any) -> DurableJob:
         """Submit a job, and wait until nothing more happens."""
         job = await self.lanes.submit(*args, **options)
@@ -266,6 +304,17 @@ class Bench:
         else:
             self._clock.jump(seconds)
         await self.settle()
+
+    async def expect(self, *moments: tuple[float, Sequence[Any]], ordered: bool = True) -> None:
+        """Let time pass, so many seconds before each look; then the log must have these entries.
+
+        Args:
+          ordered: False for entries of tasks that go on together.
+        """
+        for seconds, entries in moments:
+            await self.advance(seconds)
+            log = self.log if ordered else sorted(self.log)
+            assert log == [*entries], (seconds, log)
 
     async def lease_over(self, share: float = 1.1) -> None:
         """Let the leases of dead instances expire, or a share of their time pass."""

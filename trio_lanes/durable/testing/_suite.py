@@ -7,36 +7,26 @@ from typing import Any, Final, TypeAlias
 
 import trio.testing
 
-from ._accept import AcceptStories
 from ._affinity import AffinityStories
 from ._again import AgainStories
 from ._bench import REAL_PAUSE, MakeStore, plain_tests
 from ._blockers import BlockerStories
-from ._causes import CauseStories
 from ._control import ControlStories
 from ._crash import CrashStories
-from ._health import HealthStories
 from ._limits import LimitStories
 from ._locks import LockStories
 from ._names import NameStories
-from ._take import TakeStories
 from ._talk import TalkStories
-from ._templates import TemplateStories
 from ._work import WorkStories
 
 MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
 STORIES: Final = (
-    AcceptStories,
     AffinityStories,
     AgainStories,
     WorkStories,
     ControlStories,
     LimitStories,
-    TemplateStories,
     BlockerStories,
-    CauseStories,
-    HealthStories,
-    TakeStories,
     CrashStories,
     LockStories,
     NameStories,

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, final
 
+import attrs
 import trio
 import trio.testing
 
@@ -22,7 +23,6 @@ from ... import LaneError, RateLimit
 from .. import (
     Cancelled,
     Died,
-    DurableAttempt,
     DurableState,
     DurableStatus,
     Failed,
@@ -33,7 +33,6 @@ from .. import (
     Postponed,
     Released,
     Selection,
-    Step,
     Store,
     SubmittedJob,
     Succeeded,
@@ -91,7 +90,17 @@ QUOTA: Final = (
     RateLimit(4, per=9.0, burst=2),
     RateLimit(9, per=7.0, unit="tokens", algorithm="sliding"),
 )
-ACTS: Final = (
+DEAD_LETTERS: Final = (
+    frozenset({DurableState.DEAD}),
+    frozenset({DurableState.DEAD, DurableState.FAILED}),
+    frozenset({DurableState.FAILED}),
+)
+TIMES: Final = frozenset({"until", "submitted_at", "started_at", "ended_at", "due_at"})
+HIDDEN: Final = frozenset({"seen_at", "age", "next_due"})
+"""Fields that two stores need not have in common; the last is a hint, and may be early."""
+OF_RUN: Final = frozenset({"lend", "regain", "checkpoint", "emit", "take", "finish"})
+OF_REQUEST: Final = frozenset({"release", "served"})
+PLAYS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
     *("emit", "emit", "events", "send", "send", "sent"),
@@ -105,81 +114,83 @@ ACTS: Final = (
 
 @final
 class _Twin:
-    """One of the two stores, and the known numbers of it."""
+    """One of the two stores. What it numbers is known to the life by its place in a list."""
 
     def __init__(self, store: Store) -> None:
         self.played = Played(store)
         self.rival: Played | None = None  # another instance over the same data
         self.opened = AsyncExitStack()
         self.ids: list[int] = []
-        self.fences: list[int] = []  # in order of the claims
+        self.fences: list[int] = []
         self.requests: list[int] = []  # for locks and quotas
         self.charges: list[float] = []  # when costs were taken from a quota
+        self._lists: dict[str, list[Any]] = {
+            **{"id": self.ids, "job": self.ids, "fence": self.fences},
+            **{"request": self.requests, "at": self.charges},
+        }
 
-    def job(self, id: int) -> int:
-        """Return the place of a job in the order of acceptance."""
-        if id not in self.ids:
-            self.ids.append(id)
-        return self.ids.index(id)
+    def place(self, field: str, number: Any) -> int:
+        """Return the place of a number; a number that is not known joins its list."""
+        known = self._lists[field]
+        if number not in known:
+            known.append(number)
+        return known.index(number)
+
+    def real(self, act: Any) -> Any:
+        """Return an act on places as one on the numbers of this store."""
+        changes: dict[str, Any] = {}
+        for field in attrs.fields_dict(type(act)):
+            value = getattr(act, field)
+            if field == "taken":
+                changes[field] = {self.ids[place]: text for place, text in value.items()}
+            elif isinstance(value, Selection):
+                changes[field] = self.real(value)
+            elif field in self._lists and value is not None:
+                changes[field] = self._lists[field][value]
+        return attrs.evolve(act, **changes)
+
+    def shown(self, record: Any, since: float = 0.0) -> Any:
+        """Return a record with places, and with times after ``since``."""
+
+        def show(_: Any, field: attrs.Attribute[Any] | None, value: Any) -> Any:
+            name = "" if field is None else field.name
+            if name == "instance":
+                return value is None
+            if name in TIMES and value is not None:
+                return round(value - since, 3)
+            if name == "waits":
+                return {cause: round(seconds, 3) for cause, seconds in value.items()}
+            if name == "stale":
+                return [self.place("fence", fence) for fence in value]
+            if name == "cancels":
+                return sorted((self.place("id", id), self.place("fence", f)) for id, f in value)
+            return self.place(name, value) if name in self._lists and value is not None else value
+
+        return attrs.asdict(
+            record, filter=lambda field, _: field.name not in HIDDEN, value_serializer=show
+        )
+
+    def status(self, status: DurableStatus | None) -> object:
+        """Return a status without the numbers and times of this store."""
+        if status is None:
+            return None
+        return self.shown(status, status.submitted_at), round(_unaccounted(status), 3)
+
+    def answer(self, act: Act[Any], answer: Any) -> object:
+        """Return the answer to an act without the numbers of this store."""
+        if isinstance(act, Acquire | Spend):
+            request, served = answer  # the lease is long
+            if isinstance(act, Spend) and not request:
+                self.charges.append(served)
+            return self.place("request", request) if request else "at once", served is None
+        if isinstance(act, Send) and not isinstance(answer, str):
+            return self.place("id", answer[0]), answer[1]
+        return answer
 
     async def time_of(self, job: int | None) -> float | None:
         """Return when a job was submitted; None if it is None, or forgotten."""
         status = None if job is None else await self.played.look(inspection.StatusOf(self.ids[job]))
         return None if status is None else status.submitted_at
-
-    def asked(self, answer: tuple[int, float | None] | None) -> object:
-        """Return the answer to a request without the numbers of this store."""
-        assert answer is not None  # the lease is long
-        request, served = answer
-        if request and request not in self.requests:
-            self.requests.append(request)
-        return self.requests.index(request) if request else "at once", served is None
-
-    def seen(self, step: Step) -> object:
-        """Return the answer of a step without the numbers of this store."""
-        for claim in step.claims:
-            if claim.fence not in self.fences:
-                self.fences.append(claim.fence)
-        claims = [
-            (
-                *(self.job(claim.id), self.fences.index(claim.fence), claim.name, claim.payload),
-                *(claim.session, claim.lane, claim.attempt, claim.crashes, claim.checkpoint),
-            )
-            for claim in step.claims
-        ]
-        stale = [self.fences.index(fence) for fence in step.stale]
-        cancels = sorted((self.job(id), self.fences.index(fence)) for id, fence in step.cancels)
-        return claims, stale, cancels  # `next_due` is a hint, and may be early
-
-    def shown(self, status: DurableStatus) -> object:
-        """Return a status without the numbers and times of this store."""
-        until = None if status.until is None else round(status.until - status.submitted_at, 3)
-        return (
-            *(self.job(status.id), status.name, status.session, status.lane, status.priority),
-            *(status.key, status.state, status.why, until, status.attempt, status.crashes),
-            *(status.cancelling, status.error, status.instance is None, status.timeout),
-            *((cause, round(seconds, 3)) for cause, seconds in sorted(status.waits.items())),
-            round(_unaccounted(status), 3),
-            *(self.run(run, status.submitted_at) for run in status.history),
-        )
-
-    def run(self, run: DurableAttempt, since: float) -> object:
-        """Return a run without the numbers and times of this store."""
-        ended = None if run.ended_at is None else round(run.ended_at - since, 3)
-        return run.number, round(run.started_at - since, 3), ended, run.how, run.error
-
-    async def blocked_by(self, status: DurableStatus) -> object:
-        """Return the reasons why a job waits, without the numbers and times of this store."""
-        reasons = await self.played.look(inspection.BlockersOf(status.id))
-        assert reasons is not None
-        return [
-            (
-                *(one.kind, one.lane, None if one.job is None else self.job(one.job)),
-                None if one.until is None else round(one.until - status.submitted_at, 3),
-                one.before,
-            )
-            for one in reasons
-        ]
 
 
 def _unaccounted(status: DurableStatus) -> float:
@@ -200,6 +211,8 @@ def _unaccounted(status: DurableStatus) -> float:
 
 @final
 class _TwinLife:
+    """The life of both. All jobs, fences and requests in it are places."""
+
     def __init__(self, twins: Sequence[_Twin], seed: int, clock: trio.testing.MockClock) -> None:
         self.twins = twins
         self.chance = random.Random(seed)
@@ -207,17 +220,17 @@ class _TwinLife:
         self.hold = self.chance.random() < 0.3
         several = all(twin.rival is not None for twin in twins)
         self.affinity = self.chance.choice((0.0, 40.0)) if several else 0.0
-        self.choices = (*ACTS, *("rival",) * 5) if self.affinity else ACTS
-        self.rivals: list[int] = []  # places in `_Twin.fences` of claims of the rivals
-        self.claims: list[int] = []  # places in `_Twin.fences` of claims that may still run
-        self.jobs: dict[int, int] = {}  # {place of a claim: place of its job}
+        self.plays = (*PLAYS, *("rival",) * 5) if self.affinity else PLAYS
+        self.rivals: list[int] = []  # claims of the rivals
+        self.claims: list[int] = []  # claims that may still run
+        self.jobs: dict[int, int] = {}  # {claim: its job}
         self.last: tuple[int, list[int], Any, int] | None = None
-        self.messages: list[tuple[int, int]] = []  # (place of a job, number)
+        self.messages: list[tuple[int, int]] = []  # (job, number)
         self.spent: list[dict[str, int]] = []  # what was taken from the quota at once
         self.wrong: list[str] = []
-        self.acts: list[str] = []
+        self.acts = 0
 
-    async def both(self, what: str, ask: Callable[[_Twin], Awaitable[object]]) -> object:
+    async def both(self, what: str, ask: Callable[[_Twin], Awaitable[object]]) -> Any:
         """Ask both stores; return the answer of the first."""
         answers = []
         for twin in self.twins:
@@ -229,9 +242,9 @@ class _TwinLife:
         return answers[0]
 
     def _compare(self, what: str, one: object, other: object) -> None:
-        self.acts.append(f"{what} -> {one}")
+        self.acts += 1
         if one != other:
-            self.wrong.append(f"after {len(self.acts)} acts, {what}: {one!r} and {other!r}")
+            self.wrong.append(f"after {self.acts} acts, {what}: {one!r} and {other!r}")
 
     async def open(self) -> None:
         for twin in self.twins:
@@ -246,28 +259,22 @@ class _TwinLife:
                 worker=True,
                 affinity=self.affinity,
             )
-            twin.opened = AsyncExitStack()
             for one in filter(None, (twin.played, twin.rival)):
                 await twin.opened.enter_async_context(one.open(opening))
                 await one.join()
-        self.claims.clear()
-        self.last = None
-
-    async def close(self) -> None:
-        for twin in self.twins:
-            await twin.opened.aclose()
 
     async def live(self, acts: int) -> None:
         await self.open()
         try:
             await self._submit([SubmittedJob(name="echo")])  # an act may need a job
             for _ in range(acts):
-                await getattr(self, "do_" + self.chance.choice(self.choices).replace(" ", "_"))()
+                await self.play(self.chance.choice(self.plays))
                 await self.look()
                 if self.wrong:
                     return
         finally:
-            await self.close()
+            for twin in self.twins:
+                await twin.opened.aclose()
 
     async def look(self) -> None:
         one, other = [await self._seen(twin) for twin in self.twins]
@@ -280,18 +287,111 @@ class _TwinLife:
         look = twin.played.look
         found = await look(inspection.JobsOf(Selection(), 0, PAGE))
         sums = await look(inspection.AllStatistics())
-        running = [await look(inspection.RunningIn(session)) for session in TWIN_SESSIONS]
         return {
-            "jobs": [twin.shown(status) for status in found],
+            "jobs": [twin.status(status) for status in found],
             "queues": [
-                (twin.job(job.id), job.name, job.key, job.state, job.payload, job.begun)
+                twin.shown(job)
                 for session in TWIN_SESSIONS
                 for job in await look(inspection.QueueOf(session, 9))
             ],
-            "blocked by": [await twin.blocked_by(status) for status in found],
-            "running": [None if status is None else twin.shown(status) for status in running],
+            "blocked by": [
+                twin.shown(reason, status.submitted_at)
+                for status in found
+                for reason in await look(inspection.BlockersOf(status.id)) or ()
+            ],
+            "running": [
+                twin.status(await look(inspection.RunningIn(session))) for session in TWIN_SESSIONS
+            ],
             "statistics": (sums.lanes, sums.sessions),
             "check": (await look(inspection.Check())).problems,
+        }
+
+    async def play(self, what: str) -> None:
+        """Have both do an act of a kind, if it is possible now."""
+        if (what in OF_RUN and not self.claims) or (
+            what in OF_REQUEST and not self.twins[0].requests
+        ):
+            return
+        make = getattr(self, "_" + what.replace(" ", "_"), None)
+        if make is not None:
+            await make()
+        else:
+            # asked again, it does nothing more
+            await self._do(self._act(what), times=self.chance.choice((1, 1, 2)))
+
+    def _act(self, what: str) -> Act[Any]:
+        """Return an act that is asked for alone, and whose answer is only compared."""
+        chance = self.chance
+        if what in OF_RUN:
+            return self._act_of_run(what)
+        if what in ("clear", "pause", "resume"):
+            of = self._name()
+            if what == "pause":
+                return Pause(*of, chance.choice((1.0, 10.0)))
+            return Clear(*of, "{}") if what == "clear" else Resume(*of)
+        if what == "abort":
+            return AbortRun(chance.choice(TWIN_SESSIONS), "{}")
+        if what == "configure":
+            limit = chance.choice((1, 2, 3, 4, 4, None, RATED))
+            lane = chance.choice(("main", "cron", "tenant:*", "tenant:a", "tenant:*"))
+            return Configure({lane: limit}, None, {})
+        if what == "acquire":
+            return Acquire(chance.choice("kl"), chance.random() < 0.5)
+        if what == "release":
+            return Release(self._request(), chance.random() < 0.5)
+        if what in ("requeue many", "purge"):
+            where = chance.choice([(None, None), self._name()])
+            of_dead = Selection(
+                states=chance.choice(DEAD_LETTERS), lane=where[0], session=where[1], **self._which()
+            )
+            return Purge(of_dead) if what == "purge" else Requeue(of_dead)
+        acts: dict[str, Callable[[int], Act[Any]]] = {
+            "cancel": lambda id: Cancel(id, STOP),
+            "withdraw": lambda id: Cancel(id, STOP, False),
+            "put first": PutFirst,
+            "promote": Promote,
+            "requeue": lambda id: Requeue(Selection(id=id)),
+        }
+        return acts[what](self._job())
+
+    def _act_of_run(self, what: str) -> Act[Any]:
+        claim = self.chance.choice(self.claims)
+        run, text = (self.jobs[claim], claim), str(self.chance.randrange(9))
+        if what == "lend":
+            return LendSlot(*run)
+        if what == "regain":
+            return RegainSlot(*run)
+        return Checkpoint(*run, text) if what == "checkpoint" else EmitEvent(*run, text)
+
+    async def _do(self, act: Act[Any], times: int = 1) -> Any:
+        """Have both do an act on places, so many times: only the first time it does something."""
+        ticket = f"{act.name} {self.acts}"
+
+        async def do(twin: _Twin) -> object:
+            return twin.answer(act, await twin.played.do(twin.real(act), ticket))
+
+        return [await self.both(act.name, do) for _ in range(times)][-1]
+
+    # ---- what acts are on
+
+    def _job(self) -> int:
+        return self.chance.randrange(len(self.twins[0].ids))
+
+    def _request(self) -> int:
+        return self.chance.randrange(len(self.twins[0].requests))
+
+    def _name(self) -> tuple[str | None, str | None]:
+        return self.chance.choice(
+            [
+                *(("main", None), ("cron", None), ("tenant:a", None), ("tenant:*", None)),
+                *((None, "a"), (None, "b"), (None, "c")),
+            ]
+        )
+
+    def _which(self) -> dict[str, Any]:
+        return {
+            "name": self.chance.choice((None, None, "echo", "other")),
+            "error": self.chance.choice((None, None, "ValueError", "crash")),
         }
 
     # ---- a worker
@@ -313,141 +413,81 @@ class _TwinLife:
             cost=chance.choice(costs),
         )
 
-    async def do_submit(self) -> None:
-        await self._submit([self._submission() for _ in range(self.chance.randrange(1, 4))])
+    async def _submit(self, batch: Sequence[SubmittedJob] = ()) -> None:
+        batch = batch or [self._submission() for _ in range(self.chance.randrange(1, 4))]
 
-    async def _submit(self, batch: list[SubmittedJob]) -> None:
         async def submit(twin: _Twin) -> object:
-            return [twin.job(id) for id in await twin.played.enqueue(batch)]
+            return [twin.place("id", id) for id in await twin.played.enqueue(batch)]
 
         await self.both("submit", submit)
 
-    async def _step(
-        self, what: str, number: int, finished: list[int], outcome: Any, room: int
-    ) -> None:
-        async def step(twin: _Twin) -> object:
-            finishes = [Finish(twin.ids[self.jobs[n]], twin.fences[n], outcome) for n in finished]
-            return twin.seen(await twin.played.store.step(number, finishes, room))
+    async def _take_step(
+        self, what: str, number: int | None, finished: list[int], outcome: Any, room: int
+    ) -> list[int]:
+        """Have both take a step, or without a number their rivals; return its claims."""
 
-        answer: Any = await self.both(what, step)
-        for job, claim, *_ in answer[0]:
-            self.jobs[claim] = job
-            if claim not in self.claims:
-                self.claims.append(claim)
+        async def step(twin: _Twin) -> object:
+            ends = [Finish(twin.ids[self.jobs[n]], twin.fences[n], outcome) for n in finished]
+            if number is not None:
+                return twin.shown(await twin.played.store.step(number, ends, room))
+            assert twin.rival is not None
+            return twin.shown(await twin.rival.step(ends, room))
+
+        claims = (await self.both(what, step))["claims"]
+        self.jobs.update((claim["fence"], claim["id"]) for claim in claims)
+        return [claim["fence"] for claim in claims]
+
+    async def _own_step(self, what: str, *step: Any) -> None:
+        claims = await self._take_step(what, *step)
+        self.claims += [claim for claim in claims if claim not in self.claims]
 
     async def _next_step(self, finished: list[int], outcome: Any, room: int) -> None:
-        number = 1 + (self.last[0] if self.last else 0)
-        self.last = number, finished, outcome, room
-        await self._step("step", number, finished, outcome, room)
+        self.last = 1 + (self.last[0] if self.last else 0), finished, outcome, room
+        await self._own_step("step", *self.last)
 
-    async def do_rival(self) -> None:
+    async def _rival(self) -> None:
         """Have the rivals end what they run, and claim."""
-        room, ended = self.chance.randrange(9), self.rivals
+        room = self.chance.randrange(9)
+        self.rivals = await self._take_step("rival", None, self.rivals, Succeeded("3"), room)
 
-        async def step(twin: _Twin) -> object:
-            ends = [Finish(twin.ids[self.jobs[n]], twin.fences[n], Succeeded("3")) for n in ended]
-            assert twin.rival is not None
-            return twin.seen(await twin.rival.step(ends, room))
-
-        answer: Any = await self.both("rival", step)
-        self.rivals = [claim for _, claim, *_ in answer[0]]
-        self.jobs.update((claim, job) for job, claim, *_ in answer[0])
-
-    async def do_step(self) -> None:
+    async def _step(self) -> None:
         await self._next_step([], None, self.chance.randrange(0, 5))
 
-    async def do_finish(self) -> None:
-        if self.claims:
-            claim = self.chance.choice(self.claims)
-            again = self.chance.random() < 0.1  # it is reported twice
-            self.claims = [one for one in self.claims if again or one != claim]
-            await self._next_step([claim], self.chance.choice(OUTCOMES), self.chance.randrange(3))
+    async def _finish(self) -> None:
+        claim = self.chance.choice(self.claims)
+        again = self.chance.random() < 0.1  # it is reported twice
+        self.claims = [one for one in self.claims if again or one != claim]
+        await self._next_step([claim], self.chance.choice(OUTCOMES), self.chance.randrange(3))
 
-    async def do_step_again(self) -> None:
+    async def _step_again(self) -> None:
         if self.last is not None:
-            await self._step("step again", *self.last)
+            await self._own_step("step again", *self.last)
 
-    async def do_late_step(self) -> None:
+    async def _late_step(self) -> None:
         if self.last is not None and self.last[0] > 1:
-            await self._step("late step", self.last[0] - 1, self.claims[:1], Succeeded("9"), 3)
+            await self._own_step("late step", self.last[0] - 1, self.claims[:1], Succeeded("9"), 3)
 
-    async def _do(
-        self,
-        make: Callable[[_Twin], Act[Any]],
-        show: Callable[[_Twin, Any], object] = lambda twin, answer: answer,
-        *,
-        times: int = 1,
-    ) -> Any:
-        """Have both do an act, so many times: only the first time it does something."""
-        what = make(self.twins[0]).name
-        ticket = f"{what} {len(self.acts)}"
-
-        async def do(twin: _Twin) -> object:
-            return show(twin, await twin.played.do(make(twin), ticket))
-
-        return [await self.both(what, do) for _ in range(times)][-1]
-
-    async def _order(self, make: Callable[[_Twin], Act[Any]]) -> None:
-        await self._do(make, times=self.chance.choice((1, 1, 2)))
-
-    async def _of_claim(self, make: Callable[[int, int], Act[Any]]) -> None:
-        if self.claims:
-            claim = self.chance.choice(self.claims)
-            job = self.jobs[claim]
-            await self._do(lambda twin: make(twin.ids[job], twin.fences[claim]))
-
-    async def do_lend(self) -> None:
-        await self._of_claim(LendSlot)
-
-    async def do_regain(self) -> None:
-        await self._of_claim(RegainSlot)
-
-    async def do_checkpoint(self) -> None:
-        data = str(self.chance.randrange(9))
-        await self._of_claim(lambda id, fence: Checkpoint(id, fence, data))
-
-    async def do_take(self) -> None:
-        chance = self.chance
-        most, data = chance.randrange(4), str(chance.randrange(9))
-        wrong = chance.random() < 0.2
-        if not self.claims:
-            return
+    async def _take(self) -> None:
+        chance, twin = self.chance, self.twins[0]
         claim = chance.choice(self.claims)
-        job = self.jobs[claim]
+        job, most = self.jobs[claim], chance.randrange(4)
+        status = await twin.played.look(inspection.StatusOf(twin.ids[job]))
+        queue = []
+        if status is not None and status.session is not None:
+            queue = await twin.played.look(inspection.QueueOf(status.session, 20))
+        places = [twin.place("id", one.id) for one in queue]
+        taken = dict.fromkeys([place for place in places if place != job][:most], STOP)
+        if chance.random() < 0.2:
+            taken[job] = STOP  # it runs, or has ended: nothing is taken
+        await self._do(Take(job, claim, str(chance.randrange(9)), taken))
 
-        async def take(twin: _Twin) -> object:
-            store, id = twin.played, twin.ids[job]
-            status = await store.look(inspection.StatusOf(id))
-            waits = []
-            if status is not None and status.session is not None:
-                waits = [one.id for one in await store.look(inspection.QueueOf(status.session, 20))]
-            taken = dict.fromkeys([one for one in waits if one != id][:most], STOP)
-            if wrong:
-                taken[id] = STOP  # it runs, or has ended: nothing is taken
-            return await store.do(Take(id, twin.fences[claim], data, taken))
-
-        await self.both("take", take)
-
-    async def do_withdraw(self) -> None:
-        await self._of_job(lambda id: Cancel(id, STOP, False))
-
-    async def do_emit(self) -> None:
-        event = str(self.chance.randrange(9))
-        await self._of_claim(lambda id, fence: EmitEvent(id, fence, event))
-
-    async def do_send(self) -> None:
+    async def _send(self) -> None:
         chance = self.chance
         message, key = str(chance.randrange(9)), chance.choice((None, "m1", "m2"))
-        to = chance.choice(TWIN_SESSIONS)
-        run = self.jobs[chance.choice(self.claims)] if self.claims else None
-
-        def send(twin: _Twin) -> Send:
-            session, id = (to, None) if run is None else (None, twin.ids[run])
-            return Send(session, id, message, key)
-
-        sent = await self._do(
-            send, lambda twin, sent: sent if isinstance(sent, str) else (twin.job(sent[0]), sent[1])
-        )
+        to: tuple[str | None, int | None] = (chance.choice(TWIN_SESSIONS), None)
+        if self.claims:
+            to = None, self.jobs[chance.choice(self.claims)]
+        sent = await self._do(Send(*to, message, key))
         if not isinstance(sent, str):
             self.messages.append(sent)
             if chance.random() < 0.6:
@@ -464,7 +504,7 @@ class _TwinLife:
 
         await self.both("receive", receive)
 
-    async def do_sent(self) -> None:
+    async def _sent(self) -> None:
         if self.messages:
             job, number = self.chance.choice(self.messages)
 
@@ -475,8 +515,8 @@ class _TwinLife:
 
             await self.both("sent", sent)
 
-    async def do_events(self) -> None:
-        job, after = self._place(), self.chance.randrange(3)
+    async def _events(self) -> None:
+        job, after = self._job(), self.chance.randrange(3)
 
         async def events(twin: _Twin) -> object:
             store, id = twin.played.store, twin.ids[job]
@@ -488,40 +528,27 @@ class _TwinLife:
 
         await self.both("events", events)
 
-    async def do_acquire(self) -> None:
-        key, shared = self.chance.choice(("k", "l")), self.chance.random() < 0.5
-        await self._do(lambda twin: Acquire(key, shared), _Twin.asked)
-
-    async def do_spend(self) -> None:
+    async def _spend(self) -> None:
         costs = {"requests": self.chance.randrange(3), "tokens": self.chance.randrange(5)}
-        at: dict[_Twin, float] = {}
-
-        def asked(twin: _Twin, answer: Any) -> object:
-            at[twin] = answer[1]
-            return twin.asked(answer)
-
-        if (await self._do(lambda twin: Spend("q", QUOTA, costs), asked))[0] == "at once":
+        if (await self._do(Spend("q", QUOTA, costs)))[0] == "at once":
             self.spent.append(costs)
-            for twin in self.twins:
-                twin.charges.append(at[twin])
 
-    def _asked(self) -> int | None:
-        requests = self.twins[0].requests
-        return self.chance.randrange(len(requests)) if requests else None
+    async def _settle(self) -> None:
+        if self.spent:
+            place = self.chance.randrange(len(self.spent))
+            costs = self.spent[place]
+            change = {unit: self.chance.randint(-most, 2) for unit, most in costs.items()}
+            for unit, by in change.items():
+                costs[unit] += by
+            await self._do(Settle("q", QUOTA, place, change))
 
-    async def do_release(self) -> None:
-        place, used = self._asked(), self.chance.random() < 0.5
-        if place is not None:
-            await self._order(lambda twin: Release(twin.requests[place], used))
-
-    async def do_served(self) -> None:
-        place = self._asked()
+    async def _served(self) -> None:
+        place = self._request()
 
         async def served(twin: _Twin) -> object:
             answers: list[object] = []
 
             async def ask() -> None:
-                assert place is not None
                 answers.append(await twin.played.store.served(twin.requests[place]) is not None)
 
             async with trio.open_nursery() as nursery:
@@ -531,124 +558,36 @@ class _TwinLife:
                 nursery.cancel_scope.cancel()
             return answers or "waits"
 
-        if place is not None:
-            await self.both("served", served)
+        await self.both("served", served)
 
-    async def do_settle(self) -> None:
-        if self.spent:
-            place = self.chance.randrange(len(self.spent))
-            costs = self.spent[place]
-            change = {unit: self.chance.randint(-most, 2) for unit, most in costs.items()}
-            for unit, by in change.items():
-                costs[unit] += by
-            await self._do(lambda twin: Settle("q", QUOTA, twin.charges[place], change))
-
-    async def do_crash(self) -> None:
+    async def _crash(self) -> None:
         for twin in self.twins:
             await twin.played.leave()  # each run that is left counts a crash
             await twin.played.join()
         self.claims.clear()
         self.last = None
 
-    async def do_time(self) -> None:
+    async def _time(self) -> None:
         # irregular, so that no time is due at the very moment of an act
         self.clock.jump(self.chance.choice((0.371, 2.113, 5.237, 31.731)))
 
-    # ---- operators
-
-    def _name(self) -> tuple[str | None, str | None]:
-        return self.chance.choice(
-            [
-                *(("main", None), ("cron", None), ("tenant:a", None), ("tenant:*", None)),
-                *((None, "a"), (None, "b"), (None, "c")),
-            ]
-        )
-
-    def _place(self) -> int:
-        return self.chance.randrange(len(self.twins[0].ids))
-
-    async def _of_job(self, make: Callable[[int], Act[Any]]) -> None:
-        job = self._place()
-        await self._do(lambda twin: make(twin.ids[job]))
-
-    async def do_cancel(self) -> None:
-        await self._of_job(lambda id: Cancel(id, STOP))
-
-    async def do_put_first(self) -> None:
-        await self._of_job(PutFirst)
-
-    async def do_promote(self) -> None:
-        await self._of_job(Promote)
-
-    async def do_abort(self) -> None:
-        session = self.chance.choice(TWIN_SESSIONS)
-        await self._order(lambda twin: AbortRun(session, "{}"))
-
-    async def do_clear(self) -> None:
-        lane, session = self._name()
-        await self._order(lambda twin: Clear(lane, session, "{}"))
-
-    async def do_pause(self) -> None:
-        lane, session = self._name()
-        seconds = self.chance.choice((1.0, 10.0))
-        await self._order(lambda twin: Pause(lane, session, seconds))
-
-    async def do_resume(self) -> None:
-        lane, session = self._name()
-        await self._order(lambda twin: Resume(lane, session))
-
-    async def do_configure(self) -> None:
-        limit = self.chance.choice((1, 2, 3, 4, 4, None, RATED))
-        lane = self.chance.choice(("main", "cron", "tenant:*", "tenant:a", "tenant:*"))
-        await self._order(lambda twin: Configure({lane: limit}, None, {}))
-
-    async def do_requeue(self) -> None:
-        await self._of_job(lambda id: Requeue(Selection(id=id)))
-
-    async def do_requeue_many(self) -> None:
-        of = self._letters()
-        await self._order(lambda twin: Requeue(of))
-
-    async def do_purge(self) -> None:
-        of = self._letters()
-        await self._order(lambda twin: Purge(of))
-
-    def _letters(self) -> Selection:
+    async def _list(self) -> None:
         chance = self.chance
         lane, session = chance.choice([(None, None), self._name()])
-        dead, failed = DurableState.DEAD, DurableState.FAILED
-        return Selection(
-            states=frozenset(chance.choice([(dead,), (dead, failed), (failed,)])),
-            lane=lane,
-            session=session,
-            name=chance.choice((None, None, "echo", "other")),
-            error=chance.choice((None, None, "ValueError", "crash")),
-        )
-
-    async def do_list(self) -> None:
-        chance = self.chance
-        lane, session = chance.choice([(None, None), self._name()])
-        states = chance.sample(list(DurableState), chance.randrange(1, 8))
-        ended = [job for job in range(len(self.twins[0].ids)) if chance.random() < 0.1]
-        first, last, after = (chance.choice([None, *ended]) for _ in range(3))
-        name = chance.choice((None, "echo", "other"))
-        error = chance.choice((None, None, "ValueError", "crash"))
+        states = frozenset(chance.sample(list(DurableState), chance.randrange(1, 8)))
+        of = Selection(states=states, lane=lane, session=session, **self._which())
+        some = [job for job in range(len(self.twins[0].ids)) if chance.random() < 0.1]
+        first, last, after = (chance.choice([None, *some]) for _ in range(3))
         limit = chance.choice((1, 3, PAGE))
 
         async def listed(twin: _Twin) -> object:
-            of = Selection(
-                states=frozenset(states),
-                lane=lane,
-                session=session,
-                name=name,
-                error=error,
-                since=await twin.time_of(first),
-                until=await twin.time_of(last),
+            since, until = await twin.time_of(first), await twin.time_of(last)
+            question = inspection.JobsOf(
+                attrs.evolve(of, since=since, until=until),
+                0 if after is None else twin.ids[after],
+                limit,
             )
-            found = await twin.played.look(
-                inspection.JobsOf(of, 0 if after is None else twin.ids[after], limit)
-            )
-            return [twin.shown(status) for status in found]
+            return [twin.status(status) for status in await twin.played.look(question)]
 
         await self.both("list", listed)
 
