@@ -1,24 +1,25 @@
-"""Tests of calls that are asked again: a step by its number, every other act by its ticket."""
+"""Tests of claims, and of calls asked again: a step by its number, an act by its ticket."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 import trio
 
-from ... import UnknownLaneError
-from .. import DurableState, Finish, Selection, Step, SubmittedJob, Succeeded
+from ... import RateLimit, UnknownLaneError
+from .. import DurableState, Finish, LaneLimit, Selection, Step, SubmittedJob, Succeeded
 from ..acts.inspection import AllInstances, AllLanes, AllStatistics, StatusOf
 from ..acts.jobs import Enqueue
 from ..acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
 from ..acts.runs import Checkpoint, LendSlot, RegainSlot
 from ..store import STEP_BYTES
-from ._bench import STOP, SUCCEEDED, Bench, ends, new_job, opening, ticket
+from ._bench import RETURNED, STOP, Bench, Played, ends, new_job, opening, ticket
 
 
 class AgainStories(Bench):
-    """Tests of calls that are asked again."""
+    """Tests of claims, and of calls that are asked again."""
 
     async def test_a_step_asked_again_gives_the_same_claims_and_does_nothing_more(self) -> None:
         async with self.playing() as store:
@@ -59,7 +60,7 @@ class AgainStories(Bench):
             assert [claim.payload for claim in claims] == ["0", "1", "2", "3"]
             again = await store.store.step(2, [], 2)
             assert again.claims == steps[2].claims
-            await ask_both(3, ends(SUCCEEDED, *claims), 1)
+            await ask_both(3, ends(RETURNED, *claims), 1)
             assert [claim.payload for claim in steps[3].claims] == ["4"]
             assert (steps[3].stale, steps[4].stale, steps[4].claims) == ((), (), ())
             assert (await store.look(AllStatistics())).running == 1
@@ -68,7 +69,7 @@ class AgainStories(Bench):
         async with self.playing() as store:
             (run,) = await store.begin(new_job())
             await store.step([], 0)
-            late = await store.store.step(1, ends(SUCCEEDED, run), 1)
+            late = await store.store.step(1, ends(RETURNED, run), 1)
             assert late == Step((), (), (), None)
             assert (await store.look(StatusOf(run.id))).state is DurableState.RUNNING
 
@@ -124,8 +125,7 @@ class AgainStories(Bench):
             await store.leave()
 
     async def test_a_submission_with_the_same_ticket_is_accepted_once(self) -> None:
-        store = self.store()
-        async with store.open(opening(names=())):
+        async with self.playing() as store:
             batch, mine = [new_job(1), new_job(2)], ticket()
             ids = await store.do(Enqueue(batch), mine)
             assert await store.do(Enqueue(batch), mine) == ids
@@ -133,8 +133,7 @@ class AgainStories(Bench):
             assert await store.do(Enqueue(batch), ticket()) != ids
 
     async def test_a_refused_act_can_be_asked_again(self) -> None:
-        store = self.store()
-        async with store.open(opening(names=())):
+        async with self.playing() as store:
             mine = ticket()
             for _ in range(2):
                 with self.raises(UnknownLaneError):
@@ -151,14 +150,13 @@ class AgainStories(Bench):
             await store.enqueue([new_job()])
             assert await store.do(Clear("main", None, STOP), mine) == 2
             assert (await store.look(AllStatistics())).waiting == 1
-            mine = ticket()
-            await store.do(Pause("main", None, 1e6), mine)
-            await store.do(Resume("main", None), ticket())
-            await store.do(Pause("main", None, 1e6), mine)
-            mine = ticket()
-            await store.do(Configure({"main": 2}, None, {}), mine)
-            await store.do(Configure({"main": 4}, None, {}), ticket())
-            await store.do(Configure({"main": 2}, None, {}), mine)
+            for act, undo in (
+                (Pause("main", None, 1e6), Resume("main", None)),
+                (Configure({"main": 2}, None, {}), Configure({"main": 4}, None, {})),
+            ):
+                mine = ticket()
+                for one, name in ((act, mine), (undo, ticket()), (act, mine)):
+                    await store.do(one, name)
             lane = (await store.look(AllLanes()))["main"]
             assert (lane.concurrency, lane.paused_until) == (4, None)
             (claim,) = await store.claim()
@@ -240,3 +238,44 @@ class AgainStories(Bench):
             await store.enqueue([new_job(huge), new_job()])
             assert len(await store.claim(9)) == 1
             assert len(await store.claim(9)) == 1
+
+    async def test_a_session_stays_for_a_while_where_its_last_job_ran(self) -> None:
+        async def turn_of(store: Played, room: int) -> float | None:
+            """Run a job of the session; or return when one that waits may be claimed, or 0."""
+            step = await store.step([], 9)
+            if not step.claims:
+                return step.next_due or 0.0
+            await store.step(ends(RETURNED, *step.claims), room)
+            return None
+
+        if not (self.leased and self.virtual):
+            return  # it takes one instance, or the time is real
+        rates = (RateLimit(1000, per=1.0, algorithm="sliding"),)
+        lanes = {"main": LaneLimit(9), "rated": LaneLimit(9, rates=rates)}
+        job = new_job(session="s")
+        rated = new_job(session="rated", lane="rated")
+        of: dict[str, Any] = {"affinity": 60.0, "lease_ttl": 3600.0, "lanes": lanes}
+        async with self.playing(**of) as home, self.instance(worker=False):
+            async with self.playing(**of) as other:
+                await home.enqueue([rated])
+                assert await turn_of(home, 9) is None
+                await home.enqueue([rated])
+                assert 0 < (await turn_of(other, 9) or 0.0) <= 60
+                assert await turn_of(home, 9) is None
+                for room in (9, 0):
+                    await home.enqueue([job])
+                    assert await turn_of(home, room) is None
+                    await home.enqueue([job])
+                    if room:
+                        assert 0 < (await turn_of(other, 9) or 0.0) <= 60
+                        assert await turn_of(home, room) is None
+                    else:
+                        assert await turn_of(other, 9) is None  # the home is full
+                await home.enqueue([job])
+                assert await turn_of(home, 9) is not None
+            assert await turn_of(home, 9) is None  # its home has left
+            async with self.playing(**of) as other:
+                await other.enqueue([job])
+                assert await turn_of(other, 9) is not None
+                await self.advance(60.0)
+                assert await turn_of(other, 9) is None

@@ -47,7 +47,7 @@ LEASE: Final = 1.0
 """Seconds of the lease of instances that a test lets die."""
 REAL_PAUSE: Final = 0.05
 ONCE: Final = RetryPolicy(max_attempts=1)
-SUCCEEDED: Final = Succeeded("1")
+RETURNED: Final = Succeeded("1")
 STOP: Final = '{"reason": null}'
 ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 HUNG_AFTER: Final = 180.0
@@ -103,7 +103,7 @@ class Played:
         await self.enqueue(jobs)
         return await self.claim(len(jobs))
 
-    async def end(self, run: Claim, outcome: Any = SUCCEEDED, room: int = 0) -> Step:
+    async def end(self, run: Claim, outcome: Any = RETURNED, room: int = 0) -> Step:
         """End a run by the next step, and claim up to ``room`` jobs."""
         return await self.step(ends(outcome, run), room)
 

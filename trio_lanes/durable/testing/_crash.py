@@ -11,7 +11,7 @@ from .. import Claim, DurableState, JobDeadError, Postponed, Released, Succeeded
 from ..acts.inspection import AllInstances, StatusOf
 from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, LendSlot, RegainSlot
-from ._bench import LEASE, STOP, SUCCEEDED, Bench, Played, ends, new_job
+from ._bench import LEASE, RETURNED, STOP, Bench, Played, ends, new_job
 
 
 async def does_nothing(store: Played, run: Claim) -> None:
@@ -140,7 +140,7 @@ class CrashStories(Bench):
                 ids = ids or await store.enqueue(many)
                 claims = await store.claim(100)
                 while claims and all(claim.payload != '"poison"' for claim in claims):
-                    claims = (await store.step(ends(SUCCEEDED, *claims), 100)).claims
+                    claims = (await store.step(ends(RETURNED, *claims), 100)).claims
                 if claims:
                     companies.append(len(claims))
             await self.lease_over()

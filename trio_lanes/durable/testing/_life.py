@@ -168,27 +168,25 @@ class _Story:
 
 
 async def _play(life: Life, open_store: OpenStore) -> list[str]:
-    async with open_store() as store:
-        return await _play_on(life, store)
-
-
-async def _play_on(life: Life, store: ClusterStore) -> list[str]:
     story = _Story(life)
     handlers = {name: getattr(story, name) for name in HANDLERS}
     retry = RetryPolicy(max_attempts=1_000, backoff=(0.5, 4.0))
-    async with open_cluster(
-        handlers,
-        LANES,
-        instances=life.instances,
-        seed=life.seed,
-        faults=life.faults,
-        store=store,
-        retry=retry,
-        max_crashes=1_000,
-        result_ttl=1e6,
-        grace=0,
-        affinity=2.0 * (life.seed % 2),
-    ) as cluster:
+    async with (
+        open_store() as store,
+        open_cluster(
+            handlers,
+            LANES,
+            instances=life.instances,
+            seed=life.seed,
+            faults=life.faults,
+            store=store,
+            retry=retry,
+            max_crashes=1_000,
+            result_ttl=1e6,
+            grace=0,
+            affinity=2.0 * (life.seed % 2),
+        ) as cluster,
+    ):
         story.cluster = cluster
         chance, lanes = story.chance, cluster.lanes
         with trio.CancelScope() as submitting:
@@ -308,8 +306,7 @@ def shrink(life: Life) -> Life:
 
 def _smaller(life: Life) -> list[Life]:
     smaller = []
-    for field in ("lost", "late", "doubled", "cuts", "kills", "stops", "jumps"):
-        none = getattr(NO_FAULTS, field)
+    for field, none in attrs.asdict(NO_FAULTS).items():
         if getattr(life.faults, field) != none:
             smaller.append(attrs.evolve(life, faults=attrs.evolve(life.faults, **{field: none})))
     if life.orders:

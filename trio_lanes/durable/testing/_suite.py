@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 
 import trio.testing
 
-from ._affinity import AffinityStories
 from ._again import AgainStories
 from ._bench import REAL_PAUSE, MakeStore, plain_tests
 from ._blockers import BlockerStories
@@ -21,7 +20,6 @@ from ._work import WorkStories
 
 MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
 STORIES: Final = (
-    AffinityStories,
     AgainStories,
     WorkStories,
     ControlStories,

@@ -14,7 +14,6 @@ from .. import (
     DurableLanes,
     DurableState,
     Failed,
-    Finish,
     JobTakenError,
     JobTexts,
     PayloadError,
@@ -101,8 +100,8 @@ class TalkStories(Bench):
 
     async def test_events_are_counted_over_all_attempts_and_need_the_fence(self) -> None:
         async with self.playing() as store:
-            (id,) = await store.enqueue([new_job()])
-            (first,) = await store.claim()
+            (first,) = await store.begin(new_job())
+            id = first.id
             assert await store.twice(EmitEvent(id, first.fence, '"a"')) == 1
             (second,) = (await store.end(first, Released(), 1)).claims
             assert await store.do(EmitEvent(id, first.fence, '"lost"')) is None
@@ -115,18 +114,17 @@ class TalkStories(Bench):
 
     async def test_the_last_events_are_kept_as_long_as_the_job(self) -> None:
         async with self.playing() as store:
-            (id,) = await store.enqueue([new_job()])
-            (claim,) = await store.claim()
+            (claim,) = await store.begin(new_job())
 
             async def emit(n: int) -> None:
-                await store.do(EmitEvent(id, claim.fence, str(n)))
+                await store.do(EmitEvent(claim.id, claim.fence, str(n)))
 
             async with trio.open_nursery() as nursery:
                 for n in range(EVENTS_KEPT + 5):
                     nursery.start_soon(emit, n)
             await store.end(claim)
             numbers: list[int] = [0]
-            while found := await store.store.events(id, numbers[-1]):
+            while found := await store.store.events(claim.id, numbers[-1]):
                 numbers += [number for number, _ in found]
             assert numbers[1:] == list(range(6, EVENTS_KEPT + 6))
 
@@ -199,11 +197,8 @@ class TalkStories(Bench):
                 (n + 1, n in (LISTED, LISTED + 1), f'"{n}"') for n in range(5, LISTED + 5)
             )
             well, failed = claims
-            ends = [
-                Finish(well.id, well.fence, Succeeded('"well"')),
-                Finish(failed.id, failed.fence, Failed(error)),
-            ]
-            await store.step(ends, 0)
+            await store.end(well, Succeeded('"well"'))
+            await store.end(failed, Failed(error))
             assert await store.do(Cancel(ids[2], '{"reason": "late"}'))
             taken = tuple((n + 1, True, f'"{n}"') for n in (LISTED, LISTED + 1))
             events = texts.events

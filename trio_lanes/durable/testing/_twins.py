@@ -90,12 +90,12 @@ QUOTA: Final = (
     RateLimit(4, per=9.0, burst=2),
     RateLimit(9, per=7.0, unit="tokens", algorithm="sliding"),
 )
-DEAD_LETTERS: Final = (
+LETTER_STATES: Final = (
     frozenset({DurableState.DEAD}),
     frozenset({DurableState.DEAD, DurableState.FAILED}),
     frozenset({DurableState.FAILED}),
 )
-TIMES: Final = frozenset({"until", "submitted_at", "started_at", "ended_at", "due_at"})
+TIME_FIELDS: Final = frozenset({"until", "submitted_at", "started_at", "ended_at", "due_at"})
 HIDDEN: Final = frozenset({"seen_at", "age", "next_due"})
 """Fields that two stores need not have in common; the last is a hint, and may be early."""
 OF_RUN: Final = frozenset({"lend", "regain", "checkpoint", "emit", "take", "finish"})
@@ -156,7 +156,7 @@ class _Twin:
             name = "" if field is None else field.name
             if name == "instance":
                 return value is None
-            if name in TIMES and value is not None:
+            if name in TIME_FIELDS and value is not None:
                 return round(value - since, 3)
             if name == "waits":
                 return {cause: round(seconds, 3) for cause, seconds in value.items()}
@@ -342,7 +342,10 @@ class _TwinLife:
         if what in ("requeue many", "purge"):
             where = chance.choice([(None, None), self._name()])
             of_dead = Selection(
-                states=chance.choice(DEAD_LETTERS), lane=where[0], session=where[1], **self._which()
+                states=chance.choice(LETTER_STATES),
+                lane=where[0],
+                session=where[1],
+                **self._which(),
             )
             return Purge(of_dead) if what == "purge" else Requeue(of_dead)
         acts: dict[str, Callable[[int], Act[Any]]] = {

@@ -10,7 +10,6 @@ from ... import LaneConfig, LaneFullError, UnknownLaneError
 from .. import (
     DurableJobError,
     DurableState,
-    Finish,
     JobDeadError,
     KeyConflictError,
     NoRetry,
@@ -39,12 +38,9 @@ class WorkStories(Bench):
     async def test_each_run_has_the_headers_of_its_job(self) -> None:
         async with self.playing() as store:
             headers = '{"traceparent": "00-é"}'
-            jobs = [new_job(headers=given) for given in (headers, None)]
-            await store.enqueue(jobs)
-            claims = await store.claim(2)
+            claims = await store.begin(new_job(headers=headers), new_job())
             assert [claim.headers for claim in claims] == [headers, None]
-            first = Finish(claims[0].id, claims[0].fence, Released())
-            (again,) = (await store.step([first], 1)).claims
+            (again,) = (await store.end(claims[0], Released(), 1)).claims
             assert (again.id, again.headers) == (claims[0].id, headers)
 
     async def test_a_session_runs_one_at_a_time_in_order_of_submission(self) -> None:
