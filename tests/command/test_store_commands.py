@@ -142,6 +142,8 @@ def test_failures_are_grouped_with_the_last_traceback(shop: Shop) -> None:
     (told,) = shop.ask("failures --handler act")
     assert (told["count"], told["last"]) == (2, max(dead))
     assert shop.ask("failures --of cron") == []
+    assert "looked at" not in out
+    assert "\nlooked at 1 only, submitted from 20" in shop.say("failures --limit 1")[1]
 
 
 def test_why_shows_the_roots_of_the_waits_of_jobs(shop: Shop) -> None:

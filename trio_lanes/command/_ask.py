@@ -266,6 +266,9 @@ async def failures(lanes: DurableLanes, **of: Any) -> Answer:
     ]
     table = Table(("jobs", "handler", "lane", "error", "last"), rows, frozenset({"jobs", "last"}))
     shown: list[Table | str] = [table, *(one.traceback for one in groups[:1] if one.traceback)]
+    if groups.between is not None:
+        first, last = map(moment, groups.between)
+        shown.append(f"looked at {number(groups.looked)} only, submitted from {first} to {last}")
     return Answer(groups, shown if rows else ["no failures"])
 
 

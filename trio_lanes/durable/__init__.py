@@ -13,6 +13,7 @@ from ._contract.errors import LockLostError as LockLostError
 from ._contract.errors import ResultGoneError as ResultGoneError
 from ._contract.errors import UnknownHandlerError as UnknownHandlerError
 from ._lanes.failures import FailureGroup as FailureGroup
+from ._lanes.failures import FailureGroups as FailureGroups
 from ._lanes.job import DurableJob as DurableJob
 from ._lanes.lanes import DurableLanes as DurableLanes
 from ._lanes.locks import HeldLock as HeldLock

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
 import attrs
+import trio
 
 from .._contract.errors import ResultGoneError
 from .._contract.records import DurableStatus
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from .lanes import DurableLanes
 
 _MOST_GROUPS: Final = 20
+_MOST_PAGES: Final = 16
+_LONGEST_SEARCH: Final = 5.0  # seconds, until the next page is not read any more
 
 
 @final
@@ -35,11 +39,29 @@ class FailureGroup:
     """The traceback of its error; empty: it has none."""
 
 
+@final
+class FailureGroups(tuple[FailureGroup, ...]):
+    """The largest groups, and which jobs are in them: see `DurableLanes.failures`."""
+
+    looked: int = 0
+    """How many jobs were looked at."""
+    between: tuple[float, float] | None = None
+    """The Unix times of the submissions of the first and the last of these, if there are jobs that
+    were not looked at; None: all were."""
+
+
 async def failures(
     lanes: DurableLanes, name: str | None, handler: str | None, since: float | None, limit: int
-) -> tuple[FailureGroup, ...]:
-    """Return the largest groups of the first ``limit`` jobs."""
-    found = await lanes.jobs(name, states=DEAD_LETTERS, handler=handler, since=since, limit=limit)
+) -> FailureGroups:
+    """Return the largest groups of the last ``limit`` jobs, or fewer."""
+
+    async def submitted_from(time: float | None) -> list[DurableStatus]:
+        return await lanes.jobs(name, states=DEAD_LETTERS, handler=handler, since=time, limit=limit)
+
+    found = await submitted_from(since)
+    is_whole = not 0 < len(found) == limit
+    if not is_whole:
+        found = await _last(found, submitted_from)
     groups: defaultdict[tuple[str, str, str], list[DurableStatus]] = defaultdict(list)
     for job in found:
         assert job.error is not None
@@ -52,4 +74,32 @@ async def failures(
             assert texts is not None
             traceback = json.loads(texts.outcome or "{}").get("traceback", "")
         answer.append(FailureGroup(*key, len(jobs), jobs[-1].id, traceback))
-    return tuple(answer)
+    result = FailureGroups(answer)
+    result.looked = len(found)
+    if not is_whole:
+        result.between = found[0].submitted_at, found[-1].submitted_at
+    return result
+
+
+async def _last(
+    found: list[DurableStatus],
+    submitted_from: Callable[[float], Awaitable[list[DurableStatus]]],
+) -> list[DurableStatus]:
+    """Return the last jobs, of which ``found`` are the first; a store lists the oldest first.
+
+    So a time is searched from which there are not more than one page has, but at least half of it.
+    """
+    limit = len(found)
+    last: list[DurableStatus] = []
+    begin, end = found[0].submitted_at, found[0].seen_at
+    deadline = trio.current_time() + _LONGEST_SEARCH
+    for _ in range(_MOST_PAGES):
+        if 2 * len(last) >= limit or trio.current_time() > deadline:
+            break
+        middle = (begin + end) / 2
+        page = await submitted_from(middle)
+        if len(page) == limit:
+            begin, found = middle, page
+        else:
+            end, last = middle, page
+    return last or found  # none: more than a page were submitted within so short a time

@@ -54,7 +54,7 @@ from ..acts.locks import ResetQuota
 from ..acts.runs import Send
 from .causes import root_causes
 from .ending import HasEnd
-from .failures import FailureGroup, failures
+from .failures import FailureGroups, failures
 from .health import health
 from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
@@ -505,15 +505,16 @@ class DurableLanes(HasEnd):
         handler: str | None = None,
         since: float | None = None,
         limit: int = 1000,
-    ) -> tuple[FailureGroup, ...]:
+    ) -> FailureGroups:
         """Return what has gone wrong: dead and failed jobs by handler, lane and error.
 
         The 20 largest groups, each with the traceback of its last job. Failed jobs are among them
-        for ``result_ttl``.
+        for ``result_ttl``. If there are more than ``limit``, the last that were submitted are
+        searched for about five seconds, and ``between`` says which were looked at.
 
         Args:
           name, handler, since: as for `jobs`.
-          limit: how many jobs are read, the oldest first.
+          limit: how many jobs are in the groups at most.
 
         Raises:
           TypeError, ValueError: for a bad argument.

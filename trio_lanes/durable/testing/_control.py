@@ -211,6 +211,30 @@ class ControlStories(Bench):
             assert {one.lane for one in await lanes.failures("cron", handler="fails")} == {"cron"}
             assert [one.count for one in await lanes.failures(limit=1)] == [1]
 
+    async def test_of_many_failures_the_last_are_grouped_and_it_says_which(self) -> None:
+        async def fails(payload: Any) -> None:
+            raise ValueError(payload)
+
+        async with self.lanes(retry=ONCE, handlers={"fails": fails}) as lanes:
+            jobs = []
+            for n in range(8):
+                jobs.append(await lanes.submit("fails", "new" if n > 5 else "old"))
+                await self.settle(lanes)
+                await self.advance(0.05, lanes)
+            whole = await lanes.failures()
+            assert (whole.looked, whole.between) == (8, None)
+            last = await lanes.failures(limit=4)
+            assert sorted((one.error, one.count) for one in last)[0] == ("ValueError: new", 2)
+            assert max(one.last for one in last) == jobs[-1].id
+            status = await jobs[-1].status()
+            assert last.between is not None
+            assert 2 <= last.looked <= 4
+            assert last.between[1] == status.submitted_at
+            for _ in range(3):  # at one time, with some clocks
+                await lanes.submit("fails", "new")
+            await self.settle(lanes)
+            assert 1 <= (await lanes.failures(limit=2)).looked <= 2
+
     async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(self) -> None:
         async def stubborn(payload: Any) -> None:
             try:
