@@ -357,17 +357,16 @@ def test_a_job_that_a_hook_ends_as_it_starts_ends(factory: Any, verb: str) -> No
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_a_body_that_a_task_of_trios_lets_start_begins_in_asyncio(factory: Any) -> None:
-    async def body(n: int) -> int:
-        return await lanes.run(asyncio.sleep, 0, n, lane="cron")
-
     async def main() -> None:
-        nonlocal lanes
         asyncio.get_running_loop().set_task_factory(factory)
         async with open_lanes({"main": 1, "cron": 1}) as lanes:
+
+            async def body(n: int) -> int:
+                return await lanes.run(asyncio.sleep, 0, n, lane="cron")
+
             async with lanes.map(body, range(6)) as results:
                 assert [result async for result in results] == [*range(6)]
 
-    lanes: Lanes
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(main())
 

@@ -86,6 +86,40 @@ async def test_a_handler_that_fails_or_is_cancelled_ends_as_in_trio() -> None:
         assert cleaned == [2]
 
 
+@pytest.mark.asyncio_only
+async def test_a_lock_refuses_at_the_call_what_it_refuses_in_trio() -> None:
+    async def holds() -> str:
+        async with lanes.lock("key") as held:
+            return held.key
+
+    async with open_durable_lanes(MemoryStore(), {}) as lanes:
+        key: Any = 5
+        with pytest.raises(TypeError, match="key"):
+            lanes.lock(key)
+        async with lanes.lock("key"):
+            with pytest.raises(RuntimeError, match="holds the lock 'key' already"):
+                lanes.lock("key")
+            other = asyncio.create_task(holds())
+            await asyncio.sleep(1)
+            assert not other.done()
+        assert await other == "key"
+
+
+@pytest.mark.asyncio_only
+async def test_a_second_task_that_takes_messages_is_a_runtime_error() -> None:
+    async def takes_twice(payload: object) -> None:
+        run = current_durable_job()
+        assert run is not None
+        first = asyncio.ensure_future(anext(run.messages()))
+        await asyncio.sleep(1)
+        with pytest.raises(RuntimeError, match="another task of this run is taking messages"):
+            await anext(run.messages())
+        first.cancel()
+
+    async with open_durable_lanes(MemoryStore(), {"takes": takes_twice}) as lanes:
+        await (await lanes.submit("takes", None, session="alice")).wait()
+
+
 @pytest.mark.parametrize("handlers", [5, {"answer": 5}])
 def test_bad_handlers_are_refused_at_the_call(handlers: Any) -> None:
     with pytest.raises(TypeError, match="handler"):

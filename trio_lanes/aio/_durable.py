@@ -8,42 +8,22 @@ the object behind it, and its async verbs are coroutines of asyncio's. To type c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial, wraps
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import cache, partial, wraps
 from inspect import iscoroutinefunction, ismethod
 from typing import Any, Final, TypeVar, cast, final
 
-from ..durable import (
-    DurableJob,
-    DurableLanes,
-    DurableLog,
-    DurableRun,
-    HeldLock,
-    Quota,
-    Spent,
-    Store,
-)
+import trio
+
+from .. import durable
+from ..durable import DurableLanes, DurableRun, Store
 from ..durable import current_job as current_run
 from ..durable import open_durable_lanes as open_trio_lanes
-from ..durable._lanes.job import _Events
-from ..durable._runs.run import _Messages
 from ._bodies import awaited
 from ._bridge import Hosted, call, in_asyncio
 
 T = TypeVar("T")
-
-_BEHIND_DOORS: Final = (
-    DurableJob,
-    DurableLanes,
-    DurableLog,
-    DurableRun,
-    HeldLock,
-    Quota,
-    Spent,
-    _Events,
-    _Messages,
-)
 
 
 @final
@@ -64,8 +44,8 @@ class _Door:
         value = getattr(self._behind, name)
         if not ismethod(value):
             return _at_door(value)
-        if name in ("lock", "yield_slot"):  # called by the host, which holds what they give
-            return lambda *args, **options: Hosted(_entered(value, *args, **options), _at_door)
+        if name in ("lock", "yield_slot"):
+            return lambda *args, **options: Hosted(value(*args, **options), _at_door)
         return partial(_awaited if iscoroutinefunction(value) else _called, value)
 
     def __aiter__(self) -> _Door:
@@ -75,18 +55,20 @@ class _Door:
         return await call(self._behind.__anext__)
 
 
-@asynccontextmanager
-async def _entered(method: Callable[..., Any], *args: Any, **options: Any) -> AsyncIterator[Any]:
-    async with method(*args, **options) as value:
-        yield value
-
-
 def _at_door(value: Any) -> Any:
-    if type(value) in _BEHIND_DOORS:
+    kind: Any = type(value)
+    if _has_verbs(kind):
         return _Door(value)
     if isinstance(value, list):
         return [*map(_at_door, value)]
     return value
+
+
+@cache
+def _has_verbs(kind: Any) -> bool:
+    """Whether it is a class of durable lanes with async methods, which are Trio's."""
+    of_durable = kind.__module__.startswith(durable.__name__)
+    return of_durable and any(map(iscoroutinefunction, vars(kind).values()))
 
 
 def _called(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -95,6 +77,17 @@ def _called(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 async def _awaited(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return _at_door(await call(method, *args, **options))
+
+
+def _door_to(lanes: DurableLanes) -> DurableLanes:
+    if lanes._requests is not None:
+        lanes._requests.asking_task = _asking_task
+    return cast("DurableLanes", _Door(lanes))
+
+
+def _asking_task() -> object:
+    in_trio = trio.lowlevel.in_trio_task()
+    return trio.lowlevel.current_task() if in_trio else asyncio.current_task()
 
 
 def current_durable_job() -> DurableRun | None:
@@ -135,7 +128,7 @@ class OpenedDurableLanes(Hosted[DurableLanes]):
     """
 
     def __init__(self, context: AbstractAsyncContextManager[DurableLanes]) -> None:
-        super().__init__(context, _at_door)
+        super().__init__(context, _door_to)
         self.trio: Final = context
 
     def run(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

@@ -417,9 +417,7 @@ class DurableLanes(HasEnd):
         """
         checked_name("key", key)
         _check.boolean("shared", shared)
-        requests = self._working()
-        requests.check_not_held(key)
-        return requests.lock(key, shared)
+        return self._working().lock(key, shared)
 
     def quota(self, name: str) -> Quota:
         """Return a quota over all instances, which `open_durable_lanes` got as ``quotas``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final, final
 
@@ -48,24 +48,30 @@ class Requests:
     def __init__(self, store: Store, worker: Worker) -> None:
         self._store: Final = store
         self._worker: Final = worker
-        self._held: Final[set[tuple[trio.lowlevel.Task, str]]] = set()  # or waited for
+        # Returns the task that asks; may be replaced: it may run outside of Trio
+        self.asking_task: Callable[[], object] = trio.lowlevel.current_task
+        self._held: Final[set[tuple[object, str]]] = set()  # {(task, key)}, or waited for
         self._later: Final[deque[Callable[[], Awaitable[None]]]] = deque()
         self._more = trio.Event()
 
-    def check_not_held(self, key: str) -> None:
-        """Refuse a second request of a task for a lock: it would wait for itself.
+    def lock(self, key: str, shared: bool) -> AbstractAsyncContextManager[HeldLock]:
+        """Hold a lock for the time of the block.
 
         Raises:
-          RuntimeError: if this task holds the lock, or waits for it.
+          RuntimeError: if this task holds the lock, or waits for it: it would wait for itself.
         """
-        if (trio.lowlevel.current_task(), key) in self._held:
+        task = self.asking_task()
+        self._check_not_held(task, key)
+        return self._locked(task, key, shared)
+
+    def _check_not_held(self, task: object, key: str) -> None:
+        if (task, key) in self._held:
             raise RuntimeError(f"this task holds the lock {key!r} already")
 
     @asynccontextmanager
-    async def lock(self, key: str, shared: bool) -> AsyncIterator[HeldLock]:
-        """Hold a lock for the time of the block."""
-        self.check_not_held(key)
-        mine = trio.lowlevel.current_task(), key
+    async def _locked(self, task: object, key: str, shared: bool) -> AsyncIterator[HeldLock]:
+        self._check_not_held(task, key)
+        mine = task, key
         self._held.add(mine)
         try:
             job = self._job()
