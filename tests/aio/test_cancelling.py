@@ -362,6 +362,22 @@ async def test_a_cancellation_while_lanes_wait_for_the_end_of_others_is_not_lost
     assert asyncio.get_running_loop().time() < 10
 
 
+async def test_a_task_that_has_cancelled_itself_submits_nothing() -> None:
+    async def cancels_itself(verb: Callable[..., Awaitable[object]]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await verb(asyncio.sleep, 1)
+
+    ends = Ends()
+    async with open_lanes(instruments=[ends]) as lanes:
+        for verb in (lanes.run, lanes.submit):
+            task = asyncio.create_task(cancels_itself(verb))
+            await asyncio.wait([task])
+            assert task.cancelled()
+    assert ends.submitted == []
+
+
 async def test_the_message_of_a_cancellation_is_kept_also_if_it_comes_again() -> None:
     async def caller(body: Callable[[], Awaitable[object]]) -> None:
         await lanes.run(body)

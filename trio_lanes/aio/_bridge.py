@@ -175,12 +175,10 @@ class Hosted(AbstractAsyncContextManager[T]):
         if self._ended.done():  # it was not entered
             await leave_guest()
             result = self._ended.result()
-            raise (
-                result.error
-                if isinstance(result, outcome.Error)
-                else (cancelled or asyncio.CancelledError())
-            )
-        if cancelled is not None:
+            if isinstance(result, outcome.Error):
+                raise result.error
+            raise cancelled or asyncio.CancelledError
+        if cancelled is not None:  # pragma: no cover - see `Enduring.outlast`
             await self.__aexit__(type(cancelled), cancelled, None)
             raise cancelled
         return cast("T", self._entered.result())
@@ -234,7 +232,7 @@ class Hosted(AbstractAsyncContextManager[T]):
             if isinstance(result, outcome.Error):
                 if result.error is error:
                     return False
-                if cancelled is not None:
+                if cancelled is not None:  # pragma: no cover - see `Enduring.outlast`
                     come_again(cancelled)
                 raise result.error
             if cancelled is not None and cancelled is not error:

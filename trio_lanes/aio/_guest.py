@@ -252,7 +252,7 @@ async def enter_guest() -> None:
 async def leave_guest() -> None:
     """Undo `enter_guest`."""
     guest = guest_here()
-    if guest is not None:  # else the loop is being closed
+    if guest is not None:  # pragma: no branch - else a loop is closed, in a process of its own
         await guest.leave()
 
 
@@ -303,7 +303,8 @@ class Enduring(asyncio.Future[T | None]):
         """
         cancelled = await self.wait_through()
         result = self.result()
-        if cancelled is not None:
+        # Python 3.11 does not trace what a task does after its cancellation: hence the pragmas
+        if cancelled is not None:  # pragma: no cover - see above
             if result is None:
                 raise cancelled
             come_again(cancelled)
