@@ -209,12 +209,9 @@ class Repair(PortionedAct, long=True):
 def status_from(
     job: JobRecord, now: float, runs: tuple[DurableAttempt, ...] | None = None
 ) -> DurableStatus:
-    """Return the public status of a job.
-
-    Args:
-      runs: its last runs; None: they are in its `JobRecord.history`.
-    """
+    """Return the public status of a job. ``runs``: its last runs; None: its record has them."""
     error, due, why = None, job.due, job.why
+    until = now if job.state in (WAITING, PARKED) else None
     runs = attempts(job.history) if runs is None else runs
     if job.state is WAITING and job.ready is None and due is None:
         due, why = now, "session"  # as `Queues.list_next_head` will write it
@@ -238,13 +235,7 @@ def status_from(
         error=error,
         submitted_at=job.submitted_at,
         history=runs,
-        waits=waits_of(
-            job.submitted_at,
-            runs,
-            due,
-            why,
-            now if job.state in (WAITING, PARKED) else None,
-        ),
+        waits=waits_of(job.submitted_at, runs, due, why, until),
         timeout=job.timeout,
         seen_at=now,
     )
