@@ -215,12 +215,12 @@ class ControlStories(Bench):
         async def fails(payload: Any) -> None:
             raise ValueError(payload)
 
-        async with self.lanes(retry=ONCE, handlers={"fails": fails}) as lanes:
+        async with self.instance(retry=ONCE, handlers={"fails": fails}) as lanes:
             jobs = []
             for n in range(8):
                 jobs.append(await lanes.submit("fails", "new" if n > 5 else "old"))
-                await self.settle(lanes)
-                await self.advance(0.05, lanes)
+                await self.settle()
+                await self.advance(0.05)
             whole = await lanes.failures()
             assert (whole.looked, whole.between) == (8, None)
             last = await lanes.failures(limit=4)
@@ -232,7 +232,7 @@ class ControlStories(Bench):
             assert last.between[1] == status.submitted_at
             for _ in range(3):  # at one time, with some clocks
                 await lanes.submit("fails", "new")
-            await self.settle(lanes)
+            await self.settle()
             assert 1 <= (await lanes.failures(limit=2)).looked <= 2
 
     async def test_a_job_whose_cancellation_is_recorded_is_never_claimed_again(self) -> None:
