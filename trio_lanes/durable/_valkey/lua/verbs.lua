@@ -3,6 +3,12 @@
 -- Each refusal stands before the first write of its act, since a script cannot be undone. An act with
 -- a ticket is done once: its answer is kept for REMEMBERED_FOR, under b:<ticket>.
 
+local REMEMBERED  -- by the key of a ticket: the answer that this call has read or given
+
+at_call(function()
+  REMEMBERED = {}
+end)
+
 local function apply(act, verb, arguments)
   if LISTED[verb] then
     return act(arguments)
@@ -14,7 +20,7 @@ end
 -- for again prolongs the lease.
 local function once(verb, arguments)
   local key = ROOT .. 'b:' .. table.remove(arguments, 1)
-  local text = call('GET', key)
+  local text = REMEMBERED[key]
   if text then
     if verb == 'join' then
       WRITES.beat(arguments[1], arguments[2])
@@ -23,22 +29,27 @@ local function once(verb, arguments)
   end
   local answer = apply(WITH_TICKET[verb], verb, arguments)
   if answer[1] == 0 then
-    call('SET', key, cmsgpack.pack(answer), 'PX', REMEMBERED_FOR)
+    REMEMBERED[key] = cmsgpack.pack(answer)
+    call('SET', key, REMEMBERED[key], 'PX', REMEMBERED_FOR)
   end
   return answer
 end
 
--- The acts of the call, {verb, its arguments}.
+-- The acts of the call, {verb, its arguments}, when what is known of their tickets has been read.
 local function read_acts(arguments)
-  local acts, at = {}, FIRST
+  local acts, keys, at = {}, {}, FIRST
   while at <= #arguments do
-    local first, words = at + 2, {}
+    local verb, first, words = arguments[at], at + 2, {}
     for place = first, at + 1 + tonumber(arguments[at + 1]) do
       words[#words + 1] = arguments[place]
     end
-    acts[#acts + 1] = { arguments[at], words }
+    if WITH_TICKET[verb] then
+      keys[#keys + 1] = ROOT .. 'b:' .. words[1]
+    end
+    acts[#acts + 1] = { verb, words }
     at = first + #words
   end
+  read_each(keys, function(place, text) REMEMBERED[keys[place]] = text end)
   return acts
 end
 
