@@ -50,7 +50,7 @@ async def modules_of_a_job(store: Store) -> list[str]:
 @pytest.mark.parametrize(
     ("make", "most_calls", "most_modules"),
     [
-        pytest.param(lambda _: MemoryStore(), 400, 40, id="memory"),
+        pytest.param(lambda _: MemoryStore(), 400, 42, id="memory"),
         # without the calls in its own threads
         pytest.param(lambda folder: SqliteStore(folder / "jobs.db"), 220, 31, id="sqlite"),
     ],

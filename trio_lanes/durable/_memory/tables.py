@@ -69,20 +69,21 @@ class MemoryTables(RemembersAnswers, Settings):
         return self._number
 
     def head(self, session: str) -> JobRecord | None:
-        queue = (job for job in self._jobs.values() if job.session == session)
-        places = ((job.place, job) for job in queue if job.place is not None)
-        return min(places, default=(0, None))[1]
+        queue = [
+            job for job in self._jobs.values() if job.session == session and job.place is not None
+        ]
+        return min(queue, key=lambda job: job.place or 0, default=None)
 
     def ready(
         self, lane: str, priority: int, name: str, after: int | None, limit: int
     ) -> list[JobRecord]:
-        jobs = (
+        jobs = [
             job
             for job in self._jobs.values()
             if job.ready is not None
             and (job.lane, job.priority, job.name, job.shelf) == (lane, priority, name, ON_LIST)
             and (after is None or job.ready > after)
-        )
+        ]
         return sorted(jobs, key=_ready)[:limit]
 
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
@@ -196,8 +197,8 @@ class MemoryTables(RemembersAnswers, Settings):
         return [one for one in self._requests.values() if instance in (None, one.instance)]
 
     def counts(self) -> Counts:
-        keys = ((job.lane, job.state.value, job.name) for job in self._in(*COUNTED))
-        return Counts(Counter(keys).items())
+        live = [job for job in self._jobs.values() if job.state in COUNTED]
+        return Counts(Counter([(job.lane, job.state.value, job.name) for job in live]).items())
 
     def sessions(self) -> int:
         return len({job.session for job in self._jobs.values() if job.place is not None})

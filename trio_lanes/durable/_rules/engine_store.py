@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, TypeVar, final
 
 import trio
@@ -56,6 +57,9 @@ class _WakeUps:
         while not self.pending:  # a step may have met it meanwhile
             await self._listeners.park()
         self.pending = False
+
+
+_id_of: Final = attrgetter("id")
 
 
 class EngineStore(ABC):
@@ -147,7 +151,7 @@ class EngineStore(ABC):
         self._wake_ups.pending = False  # this step sees what they were sent for
         return self._transact(
             lambda engine: engine.step(me, number, finished, room),
-            lookups=Lookups(ids=[finish.id for finish in finished], room=room),
+            lookups=Lookups(ids=list(map(_id_of, finished)), room=room),
         )
 
     # ---- instances

@@ -267,9 +267,9 @@ class Queues:
         """Queue the parked jobs that are due, and end the pauses that are over."""
         if due := self.tables.parked_due(self.now, MAX_PROMOTED):
             self._promote(due)
-        pauses = self.tables.of(PAUSES).items()
-        for session in [session for session, until in pauses if until <= self.now]:
-            self.resume_session(session)
+        for session, until in [*self.tables.of(PAUSES).items()]:
+            if until <= self.now:
+                self.resume_session(session)
 
     def promote_session(self, session: str) -> None:
         """Queue the due jobs of a session, before another job joins the queue.
@@ -319,7 +319,10 @@ class Queues:
             for limit in self.tables.of(LIMITS).values()
             if limit.paused_until is not None and self.now < limit.paused_until < math.inf
         ]
-        ends += [time for time in (due, also) if time is not None]
+        if due is not None:
+            ends.append(due)
+        if also is not None:
+            ends.append(also)
         over = self.tables.next_over()
         if over is not None:
             # jobs that have ended one after the other are forgotten together; a rest, at once

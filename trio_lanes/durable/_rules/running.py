@@ -30,7 +30,9 @@ class Running:
         self._holding: Final[defaultdict[str, set[int]]] = defaultdict(set)
         # {instance: the ids of its runs that have not lent their slots}
         self._not_lent: Final[defaultdict[str, set[int]]] = defaultdict(set)
-        self._special: Final[dict[int, JobRecord]] = {job.id: job for job in special}
+        self._special: Final[dict[int, JobRecord]] = {}
+        for job in special:
+            self._special[job.id] = job
         self._records: Final[dict[int, JobRecord]] = dict(self._special)  # a reference keeps them
         for lane, instance, lent, joined in sets:
             ids = [int(id) for id in joined.split(",")]

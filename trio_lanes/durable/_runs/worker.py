@@ -299,8 +299,9 @@ class Worker:
         if not self.claiming:
             return 0
         room = self.capacity - len([run for run in self._runs.values() if not run._lending])
-        for call in self._under_way():
-            room -= call.room
+        for call in (self._asked, self._ahead):  # not by `_under_way`, to spare each job calls
+            if call is not None and not call.withdrawn:
+                room -= call.room
         return room
 
     def _under_way(self) -> list[_StepCall]:
