@@ -40,7 +40,7 @@ VALKEY = "_valkey/store.py"  # a script answers in pages
 
 # by name: its record with its rule, its Lua, and then its doors
 FILES = {
-    "Enqueue": ("acts/jobs.py", "engine.lua", LANES),
+    "Enqueue": ("acts/jobs.py", "engine.lua", LANES, RUN),
     "Checkpoint": ("acts/runs.py", "runs.lua", RUN),
     "Take": ("acts/runs.py", "runs.lua", RUN),
     "LendSlot": ("acts/runs.py", "runs.lua", RUN),

@@ -51,8 +51,8 @@ async def modules_of_a_job(store: Store) -> list[str]:
     ("make", "most_calls", "most_modules"),
     [
         pytest.param(lambda _: MemoryStore(), 400, 42, id="memory"),
-        # without the calls in its own threads
-        pytest.param(lambda folder: SqliteStore(folder / "jobs.db"), 220, 31, id="sqlite"),
+        # without the calls in its own threads; one of the modules is what SQL stores share
+        pytest.param(lambda folder: SqliteStore(folder / "jobs.db"), 220, 32, id="sqlite"),
     ],
 )
 async def test_the_way_of_a_durable_job_takes_no_more_calls_and_modules_than_it_did(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, final
 
 from ..._limits.meters import Mark, Marks, put
@@ -40,8 +40,12 @@ class MemoryTables(RemembersAnswers, Settings):
         self._identity: Final = uuid.uuid4().hex
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
 
-    def _in(self, *states: DurableState) -> Iterator[JobRecord]:
-        return (job for job in self._jobs.values() if job.state in states)
+    def _in(self, *states: DurableState) -> list[JobRecord]:
+        found: list[JobRecord] = []
+        for job in self._jobs.values():  # a comprehension would be a call of its own
+            if job.state in states:
+                found.append(job)
+        return found
 
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
