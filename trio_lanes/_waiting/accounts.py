@@ -98,7 +98,8 @@ class Accounts:
             if lane.token_request is not None:
                 sharing = (one for one in lane.lanes.values() if one.limiter is lane.limiter)
                 self.changed.update(dict.fromkeys(sharing))
-        elif account is not None:
+        else:
+            assert account is not None
             self.look_at_lane(lane, account, now)
 
     def look_at_lane(self, lane: LaneActor, account: Account, now: float) -> None:
@@ -117,7 +118,7 @@ class Accounts:
         if head is None or head._state is not WAITING:
             return  # a job that is readmitted has no log
         own = _PAUSE if lane.paused else _SLOTS
-        if not lane.plain:
+        if not (lane.plain or lane.paused):
             own = _cause_of_head(lane, head, now)
         _hold(head, account, own, now)
 
@@ -135,18 +136,15 @@ class Accounts:
             _follow_others(account, now)
         if cause == "order" and session.rates.units and not session.forwarded:
             session.step()
-            if session.backlog.items:
-                head = session.backlog.best()
-                if not session.readmitted_before(head):
-                    account.head = head
-                    _hold(head, account, _RATE, now)
+            head = session.backlog.best() if session.backlog.items else None
+            if head is not None and not session.readmitted_before(head):
+                account.head = head
+                _hold(head, account, _RATE, now)
 
 
 def _cause_of_head(lane: LaneActor, head: AnyJob, now: float) -> Own:
-    """Return for what ``head`` waits, in a lane that is not plain."""
+    """Return for what ``head`` waits, in a lane that is not plain, nor paused."""
     group = lane.group
-    if lane.paused:
-        return _PAUSE
     if lane.limiter.available_tokens < 1:
         return _SLOTS
     if group is not None and not group.admits(lane.label):
@@ -173,7 +171,6 @@ def _hold(job: AnyJob, account: Account, own: Own, now: float) -> None:
 def _follow_others(account: Account, now: float) -> None:
     """Let the head of ``account``, if it waits there yet, wait as the others do."""
     head, account.head = account.head, None
-    if head is not None and head._state is WAITING:
-        log = head._log
-        if log is not None and log[4] is not SHARED and log[2] is account:
-            head._log = (added_up(log, now), None, account, account.mark, SHARED, now)
+    log = None if head is None or head._state is not WAITING else head._log
+    if head is not None and log is not None and log[4] is not SHARED and log[2] is account:
+        head._log = (added_up(log, now), None, account, account.mark, SHARED, now)
