@@ -201,8 +201,10 @@ class MemoryTables(RemembersAnswers, Settings):
         return [one for one in self._requests.values() if instance in (None, one.instance)]
 
     def counts(self) -> Counts:
-        live = [job for job in self._jobs.values() if job.state in COUNTED]
-        return Counts(Counter([(job.lane, job.state.value, job.name) for job in live]).items())
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for job in self._in(*COUNTED):
+            counts[job.lane, job.state.value, job.name] += 1
+        return Counts(counts.items())
 
     def sessions(self) -> int:
         return len({job.session for job in self._jobs.values() if job.place is not None})
