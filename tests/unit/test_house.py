@@ -21,9 +21,9 @@ MAX_LINES = {
     # 50 of them: the root of a wait as a value, with what helps there; 85: what is wrong, as one;
     # 75: what the errors of a first hour teach and shared checks, for every door
     "_config": 735,
-    "_queue": 560,
+    "_queue": 580,  # 20 of them say when a line overtakes another by its aging
     "_limits": 600,  # 25 of them: limits in words, and when a job in line may start
-    "_actors": 3_440,  # 135 of them: where waits went; 15 are for bodies that run outside of Trio
+    "_actors": 3_445,  # 135 of them: where waits went; 15 are for bodies that run outside of Trio
     "_observe": 725,  # 40 of them: overdue bodies without an instrument; 50: what is wrong
     # all that waits for lanes, 250 lines of which stood in _lifecycle, 290 for root causes, 130 for
     # where waits went, 25 of them so that they are added up when they are read; 15 for code outside
@@ -78,7 +78,7 @@ MAX_LINES = {
 # Of these, 1,450 are for asyncio, 3,000 for the roots of waits, for where waits went, for what is
 # wrong and what failed, on the page, in the core and over stores (600 of them are stories of the
 # suite), 250 for affinity
-MAX_IN_ALL = 55_790
+MAX_IN_ALL = 55_820
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

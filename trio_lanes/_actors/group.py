@@ -158,7 +158,11 @@ class Group(Served):
             head = lane.line.best()
             when = self.rates.ready_at(head._costs, now)
             if when > now:
-                self.wake_at = self.rate_until = when
+                self.rate_until = when
+                # before that, a head that costs less may overtake it by its aging
+                offers = self._offers[lane.label]
+                others = [other for other in self._admitted_offers() if other is not offers]
+                self.wake_at = min([when, *(other.overtakes_at(offers, now) for other in others)])
                 self.limited = lane
                 return None
             job = lane.next_start(now)

@@ -132,6 +132,24 @@ class FairLine(Generic[T]):
             return priority, priority
         return priority + (Fraction(now) - Fraction(self.since())) / self._aging, priority
 
+    def overtakes_at(self, other: FairLine[T], now: float) -> float:
+        """Return when it will be above ``other``, which is served before it; `math.inf` for never.
+
+        Only a line of other aging overtakes. Both must have an item.
+        """
+        gains = self._gain() - other._gain()
+        if gains <= 0:
+            return math.inf
+        moment = Fraction(now) + (other.urgency(now)[0] - self.urgency(now)[0]) / gains
+        when = float(moment)
+        while when <= moment:  # at that moment they are equal
+            when = math.nextafter(when, math.inf)
+        return when
+
+    def _gain(self) -> Fraction:
+        """What a second of waiting adds to a priority."""
+        return Fraction(0) if self._aging is None else 1 / self._aging
+
     def in_order(self) -> Iterator[T]:
         """Yield the items in the order of service; read no more items than are taken."""
         if self._aging is None:

@@ -322,6 +322,23 @@ async def test_each_member_of_a_group_ages_by_its_own_aging_as_it_is_when_a_toke
         assert track.started == order  # after 10 seconds it is a tie: the higher priority wins
 
 
+async def test_a_free_job_starts_when_aging_puts_it_before_the_head_that_waits_for_a_rate(
+    autojump_clock: MockClock,
+) -> None:
+    group = LaneGroup(["main", "cron", "late"], rate=RateLimit(1, per=100))
+    config = {"main": 4, "cron": LaneConfig(aging=1), "late": LaneConfig(aging=50)}
+    async with open_lanes(config, groups={"g": group}) as lanes:
+        begun = trio.current_time()
+        lanes.start_soon(trio.sleep, 0)  # takes what the rate has
+        expensive = lanes.submit_nowait(trio.sleep, 0, priority=5)
+        free = lanes.submit_nowait(trio.sleep, 0, lane="cron", cost=0)
+        later = lanes.submit_nowait(trio.sleep, 0, lane="late", priority=4, cost=0)
+        for job, seconds in ((free, 5), (later, 50), (expensive, 100)):
+            await job.wait_started()
+            assert job.started_at is not None
+            assert job.started_at - begun == pytest.approx(seconds)
+
+
 async def test_aging_does_not_change_the_order_of_equals_in_a_group(
     autojump_clock: MockClock,
 ) -> None:
