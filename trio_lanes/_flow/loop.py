@@ -890,7 +890,6 @@ class Scheduler:
         self.shut_down(reason)
         for lane in self.lanes.values():
             self.overdue.cancel(lane.running_jobs())
-        self.overdue.lanes_end()
         if self.broken is not None:  # the batch that was broken off may have granted jobs
             while self.workers.ready < len(self.workers.granted):
                 self.workers.hire()

@@ -5,11 +5,10 @@ reset, or the end of the lanes. Its lane knows it until it ends, or is given up 
 has a line, and the hook is called.
 
 A body that never blocks is not watched, and all others share one timer: it is set for the first
-body that might be overdue, and stays when that ends in time, also if it was the only one. So it
-mostly costs a body with a timeout only an entry in a table. When it goes off, it looks at all of
-them, and is set for the next that might be overdue. It is not a timer of the lanes, which stop when
-the lanes are shut: a body may outlive that. Once the lanes were left, it keeps the nursery open no
-longer than the bodies do.
+body that might be overdue, and stays when that ends in time. So it mostly costs a body with a
+timeout only an entry in a table. When it goes off, it looks at all of them, and is set for the next
+that might be overdue. It is not a timer of the lanes, which stop when the lanes are shut: a body
+may outlive that. It keeps the nursery open no longer than the bodies do.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class Overdue:
         self._hooks: Final = hooks
         self._timers: Final = Timers(spawn)
         self._timer: Timer | None = None
-        self._ending = False  # whether the lanes were left
         # Until their bodies have ended; _DEADLINE and _REPORTED stand for times
         self.watched: Final[dict[AnyJob, float]] = {}  # {job: when it was cancelled}
 
@@ -64,15 +62,6 @@ class Overdue:
         """The body of ``job`` has ended, or never will begin."""
         if self.watched.pop(job, None) == _REPORTED:
             job._lane.forget_overdue(job)
-        if self._ending:
-            self._rest()
-
-    def lanes_end(self) -> None:
-        """Keep the timer no longer than there are bodies, from now on."""
-        self._ending = True
-        self._rest()
-
-    def _rest(self) -> None:
         if not self.watched and self._timer is not None:
             self._timer.cancel()
 

@@ -178,20 +178,6 @@ def test_a_run_alone_takes_no_more_calls_than_it_did() -> None:
     assert calls_of(main) / JOBS <= MOST_CALLS_ALONE
 
 
-def test_a_body_with_a_timeout_that_blocks_alone_has_no_timer_of_its_own() -> None:
-    async def main(**options: float) -> None:
-        async with open_lanes({"main": 10}) as lanes:
-            for _ in range(JOBS):
-                await lanes.run(trio.lowlevel.checkpoint, **options)
-            begin = trio.current_time()
-        assert trio.current_time() == begin  # the timer of all of them ends with the lanes
-
-    without, with_it = (
-        calls_of(partial(main, **options)) / JOBS for options in ({}, {"timeout": 60})
-    )
-    assert with_it - without <= 36  # a timer and its task for each would take 108
-
-
 def test_accounting_for_waits_costs_a_job_that_does_not_wait_at_most_a_twentieth() -> None:
     async def main() -> None:
         async with open_lanes({"main": 10}, wait_accounting=True) as lanes:
