@@ -72,11 +72,10 @@ async def test_the_ring_holds_an_hour_in_few_megabytes_and_the_oldest_leave_firs
 ) -> None:
     async with open_lanes({f"lane-{number:02}": QUIET for number in range(62)}) as lanes:
         lanes.start_soon(trio.sleep, 100, lane="lane-00")
-        app = monitor(lanes)
-        await trio.sleep(300)
         gc.collect()
         tracemalloc.start()
-        await trio.sleep(3700)
+        app = monitor(lanes)
+        await trio.sleep(4000.5)  # no sample is taken when the jobs below run
         for number in range(100):
             for _ in range(100):
                 lanes.start_soon(trio.sleep, 0, lane=f"lane-{number % 60:02}", session=str(number))
@@ -87,7 +86,7 @@ async def test_the_ring_holds_an_hour_in_few_megabytes_and_the_oldest_leave_firs
         told = await hour(app, "lane-00")
         assert len(told["samples"]) == 720
         assert max(column(told, "slots")) == 0  # the first minutes are over
-        assert kept < 4_000_000
+        assert kept < 6_000_000
 
 
 async def test_what_happened_while_no_page_was_open_is_noted_with_who_did_it(
