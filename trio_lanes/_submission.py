@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
-from typing import Any, ClassVar, TypeVar, TypeVarTuple, Unpack
+from typing import Any, ClassVar, Final, TypeVar, TypeVarTuple, Unpack
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -22,6 +23,8 @@ from ._flow.parking import run_for_caller, wait_for_room
 from ._limits.rate import ONE_REQUEST, REQUESTS, costs_of
 from ._map import MapResults, Window, opened
 from ._waiting.current import job_here
+
+logger: Final = logging.getLogger("trio_lanes")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -81,12 +84,16 @@ class Submitter:
         if caller is None:
             if not entered:
                 await self._enter(job, runs=True)
+            if job._options.on_submit is not None:
+                _hand_over(job)
             await self._run_for_caller(self._scheduler, job)
         else:
             async with caller.yield_slot():
                 if not entered:
                     await self._enter(job, runs=True)
                 self._scheduler.check_accepted(job)
+                if job._options.on_submit is not None:
+                    _hand_over(job)
                 await self._run_for_caller(self._scheduler, job)
         try:
             return job._result()
@@ -278,6 +285,8 @@ class Submitter:
                 raise ValueError(
                     "yield_slot is for run(), which waits; it lends the slot meanwhile"
                 )
+            if options.on_submit is not None and not runs:
+                raise ValueError("on_submit is for run(), whose caller has no handle")
             if options.cost is not ONE_REQUEST:
                 of_session = None if session is None else scheduler.registry.session_lane(session)
                 actor.check_cost(options.cost, of_session)
@@ -319,6 +328,15 @@ class Submitter:
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
             await wait_for_room(self._scheduler, job, runs=runs)
+
+
+def _hand_over(job: AnyJob) -> None:
+    """Give the caller of ``run`` the handle of its job."""
+    try:
+        assert job._options.on_submit is not None
+        job._options.on_submit(job)
+    except Exception:  # the job is accepted, and goes on
+        logger.exception("on_submit of %r raised", job)
 
 
 async def _nothing() -> None:

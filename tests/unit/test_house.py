@@ -23,7 +23,7 @@ MAX_LINES = {
     "_config": 735,
     "_queue": 580,  # 20 of them say when a line overtakes another by its aging
     "_limits": 600,  # 25 of them: limits in words, and when a job in line may start
-    "_actors": 3_445,  # 135 of them: where waits went; 15 are for bodies that run outside of Trio
+    "_actors": 3_450,  # 135 of them: where waits went; 15 are for bodies that run outside of Trio
     "_observe": 725,  # 40 of them: overdue bodies without an instrument; 50: what is wrong
     # all that waits for lanes, 250 lines of which stood in _lifecycle, 290 for root causes, 130 for
     # where waits went, 25 of them so that they are added up when they are read; 15 for code outside
@@ -31,8 +31,9 @@ MAX_LINES = {
     "_waiting": 1_935,
     "_flow": 2_255,  # 10 of them: bodies that run outside of Trio
     "_lifecycle": 440,
-    # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest waits
-    ".": 3_215,
+    # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest waits;
+    # 20 hand the handle of `run` over
+    ".": 3_235,
     # At most 900 are code (tests/aio/test_size.py). 150 are the loop that waits for Trio in the
     # place of its thread, and the ends of a loop; 150 the doors of durable lanes; 75 the page
     "aio": 1_290,
@@ -78,7 +79,7 @@ MAX_LINES = {
 # Of these, 1,450 are for asyncio, 3,000 for the roots of waits, for where waits went, for what is
 # wrong and what failed, on the page, in the core and over stores (600 of them are stories of the
 # suite), 250 for affinity
-MAX_IN_ALL = 55_810
+MAX_IN_ALL = 55_830
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

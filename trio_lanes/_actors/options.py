@@ -195,6 +195,9 @@ class JobOptions(MapOptions, total=False):
 
     session: str | None
     """The session lane that the job goes through; None for none."""
+    on_submit: Callable[[Job[Any]], None] | None
+    """In ``run``: called with the job when it is accepted, for a caller that wants its handle, too.
+    What it raises is logged."""
 
 
 class ExtraOptions:
@@ -211,6 +214,7 @@ class ExtraOptions:
     idle_timeout: float = math.inf
     warn_after: float | None = None
     on_wait: Callable[[Job[Any], float], None] | None = None
+    on_submit: Callable[[Job[Any]], None] | None = None
     cost: Mapping[str, float] = ONE_REQUEST
     yield_slot: bool = False
     name: str | None = None
@@ -228,6 +232,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "idle_timeout": _check.timeout,
     "warn_after": _check.optional_seconds,
     "on_wait": _check.optional_sync,
+    "on_submit": _check.optional_sync,
     "cost": lambda _, value: costs_of(value),
     "yield_slot": _check.boolean,
     "name": _check.optional_text,

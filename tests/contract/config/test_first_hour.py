@@ -4,6 +4,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import trio
 
 import trio_lanes
 import trio_lanes.aio
-from trio_lanes import LaneConfig, Lanes, open_lanes
+from trio_lanes import Job, LaneConfig, Lanes, open_lanes
 from trio_lanes.durable import MemoryStore, Submission, open_durable_lanes
 
 
@@ -73,6 +74,39 @@ async def test_awaiting_a_job_itself_names_the_wait() -> None:
         with pytest.raises(TypeError, match=r"await job\.wait\(\)"):
             await job
         assert await job.wait() == "hello"
+
+
+async def test_run_gives_its_caller_the_handle_when_the_job_is_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_lanes({"main": LaneConfig(concurrency=1, max_waiting=0)}) as lanes:
+        handles: list[Job[Any]] = []
+        assert await lanes.run(answer, on_submit=handles.append) == "hello"
+        (job,) = handles
+        assert await job.wait() == "hello"
+
+        async def outer() -> str:
+            return await lanes.run(answer, "inner", yield_slot=True, on_submit=handles.append)
+
+        assert await lanes.run(outer) == "inner"
+        assert handles[1].name.endswith("answer")
+
+        gate = trio.Event()
+        lanes.start_soon(gate.wait)
+        async with trio.open_nursery() as nursery:  # a caller that waits for room has no job yet
+            nursery.start_soon(partial(lanes.run, answer, on_submit=handles.append))
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(handles) == 2
+            gate.set()
+        assert len(handles) == 3
+
+        def fails(job: Job[Any]) -> None:
+            raise ZeroDivisionError
+
+        assert await lanes.run(answer, on_submit=fails) == "hello"
+        assert "on_submit of" in caplog.text
+        with pytest.raises(ValueError, match=r"on_submit is for run\(\)"):
+            lanes.submit_nowait(answer, on_submit=handles.append)
 
 
 @pytest.mark.parametrize("opener", [open_lanes, trio_lanes.aio.open_lanes])
