@@ -1,8 +1,8 @@
 """What the metadata of a distribution takes from where it is built: addresses of the repository.
 
-A workflow knows the repository that it runs in (`GITHUB_SERVER_URL`, `GITHUB_REPOSITORY`). There the
-project gets its addresses, and the README, which the package index shows, absolute links. Elsewhere
-there are none, and the README stands as it is.
+A workflow knows the repository that it runs in (`GITHUB_SERVER_URL`, `GITHUB_REPOSITORY`). There
+the project gets its addresses, and the pictures of the README, which the package index shows, get
+theirs. Elsewhere there are none, and the README stands as it is.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ MAX_LINES = {
     "_waiting": 1_935,
     "_flow": 2_255,  # 10 of them: bodies that run outside of Trio
     "_lifecycle": 440,
-    # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest waits;
-    # 20 hand the handle of `run` over
+    # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest
+    # waits; 20 hand the handle of `run` over
     ".": 3_235,
     # At most 900 are code (tests/aio/test_size.py). 150 are the loop that waits for Trio in the
     # place of its thread, and the ends of a loop; 150 the doors of durable lanes; 75 the page
