@@ -1,6 +1,6 @@
 """Lanes in a FastAPI application: each user's messages in order, at most four answers at once.
 
-uvicorn --app-dir examples fastapi_app:app; then: curl -d '' 'http://127.0.0.1:8000/ann?text=hello'
+uvicorn --app-dir examples fastapi_app:app; then: curl -d '' 'http://127.0.0.1:8000/chat/ann?text=hello'
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
-@app.post("/{user}")
+@app.post("/chat/{user}")
 async def chat(user: str, text: str) -> str:
     try:
         job = app.state.lanes.submit_nowait(answer, text, session=user, timeout=60)

@@ -23,7 +23,6 @@ from trio_lanes import Job, JobState, LaneInstrument
 ROOT: Final = Path(__file__).parents[1]
 PICTURES: Final = ROOT / "docs" / "howto"
 DRAWN: Final = (
-    "aging",
     "drain",
     "fairness",
     "groups",

@@ -14,10 +14,17 @@ async def main() -> None:
 
     each = LaneConfig(concurrency=2, rate=RateLimit(60, per=60, burst=2))
     key = LaneGroup(["tenant:*"], concurrency=3, rate=RateLimit(90_000, unit="tokens"))
-    async with open_lanes({"tenant:*": each}, groups={"provider": key}) as lanes:
-        for question in (1, 2, 3):
-            lanes.start_soon(ask, "acme", question, lane="tenant:acme", cost={"tokens": 1_000})
-        lanes.start_soon(ask, "globex", 1, lane="tenant:globex", cost={"tokens": 1_000})
+    turns = LaneConfig(concurrency=2)  # of a session, which is a tenant
+    async with open_lanes({"tenant:*": each}, sessions=turns, groups={"provider": key}) as lanes:
+        for tenant, question in [("acme", 1), ("acme", 2), ("acme", 3), ("globex", 1)]:
+            lanes.start_soon(
+                ask,
+                tenant,
+                question,
+                lane=f"tenant:{tenant}",
+                session=tenant,
+                cost={"tokens": 1_000},
+            )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_the_fastapi_example_answers_each_user_in_order_and_with_503_when_it_is_
         ended: list[str] = []
 
         async def ask(client: httpx2.AsyncClient, user: str, text: str) -> int:
-            answer = await client.post(f"/{user}", params={"text": text})
+            answer = await client.post(f"/chat/{user}", params={"text": text})
             if answer.status_code == 200:
                 assert answer.json() == f"you said {text!r}"
                 ended.append(user + text)

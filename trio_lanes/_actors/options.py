@@ -63,7 +63,8 @@ class LaneConfig:
     fair: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether the owners of jobs take turns, inside a priority."""
     warn_after: float = attrs.field(default=2.0, validator=_check.field(_check.seconds))
-    """Seconds of waiting after which a warning is given, unless the job has its own."""
+    """Seconds of waiting after which a warning is given, unless the job has its own. The log is
+    silent where a rate or a pause alone holds the job."""
     overdue_after: float = attrs.field(default=10.0, validator=_check.field(_check.seconds))
     """Seconds by which a body may outlive its cancellation before ``job_overdue`` is called."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))

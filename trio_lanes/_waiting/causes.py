@@ -199,7 +199,7 @@ class _Roots:
                 yield from self._held("concurrency", lane.name, words, sharing, before, way)
         if group is not None and not group.has_budget:
             used, most = sum(group.used.values()), group.config.concurrency
-            words = f'tokens of the group "{group.name}": '
+            words = f'slots of the group "{group.name}": '
             if most:
                 words += f"{used} of {most}"
                 yield from self._held("group", group.name, words, group.lanes, before, way)
@@ -208,7 +208,7 @@ class _Roots:
         elif group is None or way[-1][0] in lane.slot_requests:
             return  # a slot that comes back ignores reservations
         elif group.reserved(lane.label):
-            root = f'tokens of the group "{group.name}": those left are reserved for other lanes'
+            root = f'slots of the group "{group.name}": those left are reserved for other lanes'
             yield _cause(way, "reservation", group.name, root + before_it(before, _MOST_PLACES))
 
     def _held(

@@ -184,7 +184,10 @@ async def awaited(fn: Any, args: tuple[Any, ...]) -> Any:
     """
     awaitable = fn(*args)
     if type(awaitable) is not CoroutineType and not isinstance(awaitable, Awaitable):
-        raise TypeError(f"{fn!r} is not async: it returned {awaitable!r}; {_TRIO}")
+        raise TypeError(
+            f"{fn!r} is not async: it returned {awaitable!r}; write `async def`, or run it in a"
+            f" thread by `asyncio.to_thread`; {_TRIO}"
+        )
     try:
         return await awaitable
     except RuntimeError as error:

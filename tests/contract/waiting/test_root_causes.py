@@ -270,7 +270,7 @@ async def test_a_lane_and_a_session_of_none_are_causes(autojump_clock: MockClock
 async def test_a_group_of_none_is_a_cause(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 9}, groups={"all": LaneGroup(["main"], concurrency=0)}) as lanes:
         job = runs(lanes)
-        assert lines(job) == ['1 ← tokens of the group "all": it has none']
+        assert lines(job) == ['1 ← slots of the group "all": it has none']
         assert advice(job) == ['raise the concurrency of the group "all"']
         end_all(lanes)
 
@@ -306,12 +306,12 @@ async def test_tokens_and_reservations_of_a_group_are_causes(autojump_clock: Moc
         for _ in range(2):
             runs(lanes)
         job = runs(lanes)
-        root = 'tokens of the group "g": those left are reserved for other lanes'
+        root = 'slots of the group "g": those left are reserved for other lanes'
         assert lines(job) == [f"3 ← {root}"]
         assert advice(job) == ['lower the reservations of the group "g"']
         runs(lanes, lane="hooks")
         await trio.sleep(2)
-        root = 'tokens of the group "g": 3 of 3 in use, longest by 1 for 2.0 s'
+        root = 'slots of the group "g": 3 of 3 in use, longest by 1 for 2.0 s'
         assert lines(job) == [f"3 ← {root}"]
         assert advice(job) == ['raise the concurrency of the group "g"']
         end_all(lanes)

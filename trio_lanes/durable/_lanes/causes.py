@@ -47,7 +47,7 @@ _ROOTS: Final = {
     "delay": "its delay",
     "retry": "its next attempt",
     "suspect": "one more crash could make it dead, so it waits for an instance that runs few jobs",
-    "reservation": 'tokens of the group "{lane}": those left are reserved for other lanes',
+    "reservation": 'slots of the group "{lane}": those left are reserved for other lanes',
     "lent": "it has lent its slot",
     "lock": 'the lock "{lane}", which a task outside of a job has',
 }
@@ -165,7 +165,7 @@ class _RootSearch:
     async def _slots(
         self, kind: str, lane: str, holder: int | None, way: _Way, before: int
     ) -> list[Cause]:
-        what = f'slots of "{lane}"' if kind == "concurrency" else f'tokens of the group "{lane}"'
+        what = f'slots of "{lane}"' if kind == "concurrency" else f'slots of the group "{lane}"'
         if holder is None:
             return [cause_at(way, kind, lane, f"{what}: it has none")]
         limit = await self._limit(lane, of_group=kind == "group")

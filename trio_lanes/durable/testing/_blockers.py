@@ -201,13 +201,13 @@ class BlockerStories(Bench):
             first = await self.submitted("gate", "a")
             second = await self.submitted("gate", "b")
             assert await reasons(lanes, second.id) == [("reservation", "g", first.id)]
-            at = 'tokens of the group "g": those left are reserved for other lanes'
+            at = 'slots of the group "g": those left are reserved for other lanes'
             assert await lines(lanes, second.id) == [f"{second.id} ← {at}"]
             await self.submitted("gate", "c", lane="cron")
             assert await reasons(lanes, second.id) == [("group", "g", first.id)]
             cause = await only_cause(lanes, second.id)
             assert (cause.kind, cause.lane, cause.jobs) == ("group", "g", (first.id,))
-            assert cause.root.startswith('tokens of the group "g": all 2 in use, longest by ')
+            assert cause.root.startswith('slots of the group "g": all 2 in use, longest by ')
 
     async def test_a_job_is_blocked_by_rates_until_a_time_that_is_known(self) -> None:
         groups = {"g": LaneGroup(["main", "cron"], rate=RATE)}
