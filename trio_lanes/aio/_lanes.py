@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar, final
 
 import outcome
 import trio
@@ -107,7 +107,8 @@ class Job(jobs.Job[T_co]):
     """The handle of a job whose body runs in asyncio: `trio_lanes.Job`, awaited in asyncio."""
 
     __slots__ = ()
-    wait_done = on_both_sides(jobs.Job.wait_done, _wait_done)
+    if not TYPE_CHECKING:  # it has the type that it has there
+        wait_done = on_both_sides(jobs.Job.wait_done, _wait_done)
 
 
 @verbs("_take")
