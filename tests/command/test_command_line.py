@@ -182,7 +182,7 @@ def test_it_is_a_script_and_a_module(
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("trio_lanes", run_name="__main__")
     assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("trio-lanes 0")
+    assert capsys.readouterr().out.startswith("trio-lanes 1")
 
 
 # ---- applications

@@ -204,7 +204,11 @@ def test_status_says_when_a_worker_is_gone(shop: Shop, monkeypatch: pytest.Monke
     for id, where, pid in rows:
         connection.execute(
             "INSERT INTO settings VALUES ('instance', ?, ?)",
-            (id, f'["{where}", {pid}, 0.0, Infinity, []]'),
+            (
+                id,
+                f'{{"":"InstanceInfo","v":["{id}","{where}",{pid},0.0,Infinity,[],0,'
+                '{"":"map","v":[]},true]}',
+            ),
         )
     connection.commit()
     connection.close()

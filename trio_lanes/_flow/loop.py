@@ -1049,8 +1049,12 @@ class Scheduler:
         target._waiters = target._waiters or {}
         target._waiters[waiter] = waiter
         if target.done:
-            with self.batch():  # in a callback: callbacks that add callbacks take no stack
-                self.after_act(self._wake, target)
+            if self.serving and not self.closing.ended:
+                # in a callback: callbacks that add callbacks take no stack, and let others run
+                self.token.run_sync_soon(self._wake, target)
+            else:  # a guest run may be over, and call nothing soon
+                with self.batch():
+                    self.after_act(self._wake, target)
 
     def _wake(self, target: AnyJob) -> None:
         """Tell the waiters of ``target`` that it has started, or has settled."""
