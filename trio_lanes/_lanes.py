@@ -260,7 +260,7 @@ class Lanes(Submitter):
         Raises:
           RuntimeError: in another thread, or in a forked child process.
         """
-        self._scheduler.check_process()
+        self._scheduler.check_thread()
         return LanesPortal._create(self)
 
     def open_nursery(self) -> AbstractAsyncContextManager[LaneNursery]:

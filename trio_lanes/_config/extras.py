@@ -15,8 +15,8 @@ def how_to_install(what: str, package: str, extra: str) -> str:
 
 
 @contextmanager
-def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Around the imports of ``what``: name the ``extra`` where a package is missing.
+def needs_extra(what: str, extra: str | None) -> Iterator[None]:
+    """Around the imports of ``what``: name its ``extra``, if any, where a package is missing.
 
     Raises:
       ImportError: in the place of a `ModuleNotFoundError` for a package that is not this one.
@@ -25,6 +25,6 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package == "trio_lanes":
+        if extra is None or package == "trio_lanes":
             raise
         raise ImportError(how_to_install(what, package, extra), name=package) from error

@@ -78,12 +78,13 @@ if TYPE_CHECKING:
     from ._valkey.store import ValkeyStore as ValkeyStore
 else:  # a type checker that sees `__getattr__` would accept any name
     _STORES = {"PostgresStore": "_postgres", "SqliteStore": "_sqlite", "ValkeyStore": "_valkey"}
+    _EXTRAS = {"PostgresStore": "postgres", "ValkeyStore": "valkey"}
 
     def __getattr__(name: str) -> object:
         """Import a store at its first use: a program with another store lacks its database."""
         if name not in _STORES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with needs_extra(name, _STORES[name].strip("_")):
+        with needs_extra(name, _EXTRAS.get(name)):
             module = import_module(f".{_STORES[name]}.store", __name__)
         store = globals()[name] = getattr(module, name)
         store.__module__ = __name__

@@ -45,9 +45,8 @@ class Budget:
 
     def limit(self, lane: str) -> LaneLimit | None:
         """Return the limits of a lane; None: it does not exist."""
-        if lane not in self._limits:
-            self._limits[lane] = limit_of(self._lanes, lane)
-        return self._limits[lane]
+        limit = self._limits[lane] = limit_of(self._lanes, lane)
+        return limit
 
     def _limit(self, lane: str) -> LaneLimit:
         limit = self._limits.get(lane) or self.limit(lane)

@@ -34,17 +34,17 @@ local function ready_lists()
   return LISTS
 end
 
--- Note that a list is not empty.
+-- Note that a list is not empty. A later act of this call reads the lists again.
 local function note_list(lane, entry)
   call('SADD', ROOT .. 'lists', named(lane) .. ':' .. entry)
-  if LISTS then
-    add_list(lane, entry)
-  end
+  LISTS = nil
 end
 
--- Forget a list that is empty, of those that have been read.
+-- Forget a list that is empty.
 local function drop_list(lane, entry)
   call('SREM', ROOT .. 'lists', named(lane) .. ':' .. entry)
-  LISTS[lane][entry] = nil
-  LISTS[lane] = next(LISTS[lane]) and LISTS[lane]
+  if LISTS and LISTS[lane] then
+    LISTS[lane][entry] = nil
+    LISTS[lane] = next(LISTS[lane]) and LISTS[lane]
+  end
 end
