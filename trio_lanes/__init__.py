@@ -9,6 +9,7 @@ from ._actors.options import LaneConfig as LaneConfig
 from ._actors.options import LaneGroup as LaneGroup
 from ._actors.options import MapOptions as MapOptions
 from ._actors.state import JobState as JobState
+from ._config.coalesce import Coalesce as Coalesce
 from ._config.errors import JobCancelledError as JobCancelledError
 from ._config.errors import JobTimeoutError as JobTimeoutError
 from ._config.errors import LaneClearedError as LaneClearedError

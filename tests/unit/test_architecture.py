@@ -91,7 +91,7 @@ def test_no_circle_of_imports_leads_across_packages() -> None:
         done += free
 
 
-def test_the_packages_of_the_core_have_at_most_10710_lines() -> None:
+def test_the_packages_of_the_core_have_at_most_so_many_lines() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     # Raised by 170: ends and errors that were lost, doubled or unclear before need these lines;
     # by 60, because the meters of rate limits are those of the durable stores, too; by 170 for the
@@ -102,8 +102,8 @@ def test_the_packages_of_the_core_have_at_most_10710_lines() -> None:
     # for the roots of waits, overdue bodies without an instrument, and where each wait went; by 60
     # for bodies that run outside of Trio, in the loop of which Trio is the guest; by 120 for
     # what is wrong with lanes, in a line each; by 70 for logs of waits that are added up when they
-    # are read.
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 10_710
+    # are read; by 250 for submissions under one key, which become one job.
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 10_960
 
 
 def fields_of_job(tree: ast.Module) -> set[str]:
