@@ -48,6 +48,8 @@ class SubmittedJob:
     """What each start takes from the rates of its lane and group, by unit; None: one request."""
     headers: str | None = None
     """JSON text, {name: text}: what instruments of its submitter say to those of its runs."""
+    key_after: Literal["result_ttl", "failure"] = "result_ttl"
+    """Whether it begins anew if the job that has its key has ended without a result."""
 
 
 @final

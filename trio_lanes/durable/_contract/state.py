@@ -62,6 +62,8 @@ TRANSITIONS: Final[Mapping[DurableState, frozenset[DurableState]]] = {
 
 ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED})
 """The states of jobs that the store forgets after ``result_ttl``."""
+WITHOUT_RESULT: Final = frozenset({FAILED, DEAD, CANCELLED})
+"""The ends after which a submission with ``key_after="failure"`` begins anew."""
 DEAD_LETTERS: Final = frozenset({DEAD, FAILED})
 """The states of jobs that can be requeued or purged."""
 

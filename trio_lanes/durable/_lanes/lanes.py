@@ -44,7 +44,7 @@ from .._options.limits import (
 )
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
-from .._options.submission import Submission, checked_cost, checked_priority
+from .._options.submission import Submission, checked_cost, checked_key_after, checked_priority
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
 from .._sql.weak_values import WeakValues
@@ -125,6 +125,7 @@ class DurableLanes(HasEnd):
         lane: str = "main",
         priority: int = 0,
         key: str | None = None,
+        key_after: Literal["result_ttl", "failure"] = "result_ttl",
         delay: float = 0.0,
         run_at: float | None = None,
         timeout: float | None = math.inf,
@@ -141,6 +142,9 @@ class DurableLanes(HasEnd):
           priority: -1, 0 or 1; chooses between sessions, never inside one.
           key: a unique key. While the store remembers a job with this key, submitting the key
             again returns the handle of that job.
+          key_after: what it does if that job has failed, is dead or was cancelled.
+            ``"result_ttl"``: the same. ``"failure"``: this submission begins anew, and the key is
+            the new job's; the former job keeps its end, and a dead one is kept, without the key.
           delay: seconds after which the job joins the tail of its session.
           run_at: the Unix time at which it does, in place of ``delay``. If the
             clock is set later, a SQLite store follows it; see the page about durability.
@@ -160,7 +164,18 @@ class DurableLanes(HasEnd):
           LanesClosedError: if these lanes are closed; a running handler may still submit.
         """
         checked = self._checked(
-            name, payload, session, lane, priority, key, delay, run_at, timeout, retry, cost
+            name,
+            payload,
+            session,
+            lane,
+            priority,
+            key,
+            key_after,
+            delay,
+            run_at,
+            timeout,
+            retry,
+            cost,
         )
         (id,) = await self._enqueue([checked])
         return self.job(id)
@@ -185,6 +200,7 @@ class DurableLanes(HasEnd):
         lane: str,
         priority: int,
         key: str | None,
+        key_after: Literal["result_ttl", "failure"],
         delay: float,
         run_at: float | None,
         timeout: float | None,
@@ -218,6 +234,7 @@ class DurableLanes(HasEnd):
             retry=None if retry is None else retry.to_json(),
             cost=checked_cost(cost),
             headers=self._headers() if self._senders else None,
+            key_after=checked_key_after(key_after, key),
         )
 
     def _headers(self) -> str | None:

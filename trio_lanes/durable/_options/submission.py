@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import attrs
 
@@ -32,6 +32,7 @@ class Submission:
     lane: str = "main"
     priority: int = 0
     key: str | None = None
+    key_after: Literal["result_ttl", "failure"] = "result_ttl"
     delay: float = 0.0
     run_at: float | None = None
     timeout: float = attrs.field(default=math.inf, converter=_check.or_inf)
@@ -44,6 +45,15 @@ def checked_priority(priority: Any) -> int:
     if _check.whole("priority", priority) not in (-1, 0, 1):
         raise ValueError(f"priority must be -1, 0 or 1, got {priority!r}")
     return priority  # type: ignore[no-any-return]  # whole() has checked it
+
+
+def checked_key_after(key_after: Any, key: str | None) -> Literal["result_ttl", "failure"]:
+    """Return ``key_after``; raise an error if it is neither word, or there is no key."""
+    if key_after not in ("result_ttl", "failure"):
+        raise ValueError(f"key_after must be 'result_ttl' or 'failure', not {key_after!r}")
+    if key is None and key_after == "failure":
+        raise ValueError("key_after='failure' needs a key, got key=None")
+    return key_after  # type: ignore[no-any-return]  # it is one of the two
 
 
 def checked_cost(cost: Any) -> Mapping[str, int] | None:
@@ -86,3 +96,4 @@ def check_submitted(job: SubmittedJob) -> None:
     if job.retry is not None:
         RetryPolicy().with_json(job.retry)
     checked_cost(job.cost)
+    checked_key_after(job.key_after, job.key)

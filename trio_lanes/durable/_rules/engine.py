@@ -68,7 +68,16 @@ from .._contract.records import (
     SubmittedJob,
     Succeeded,
 )
-from .._contract.state import CANCELLED, DEAD, ENDED, FAILED, PARKED, SUCCEEDED, WAITING
+from .._contract.state import (
+    CANCELLED,
+    DEAD,
+    ENDED,
+    FAILED,
+    PARKED,
+    SUCCEEDED,
+    WAITING,
+    WITHOUT_RESULT,
+)
 from . import lines
 from .affinity import note_home
 from .budget import Budget
@@ -253,7 +262,7 @@ class Engine(Queues):
                     _compare(item, _record(keyed[item.key], self.now))
                     continue
                 known = self.tables.keyed(item.key)
-                if known is not None and not self.is_over(known):
+                if known is not None and not self._gives_key_up(known, item):
                     _compare(item, known)
                     continue
                 keyed[item.key] = item
@@ -270,10 +279,12 @@ class Engine(Queues):
     def _accept(self, item: SubmittedJob) -> int:
         if item.key is not None:
             known = self.tables.keyed(item.key)
-            if known is not None and not self.is_over(known):
+            if known is not None and not self._gives_key_up(known, item):
                 return known.id
-            if known is not None:
+            if known is not None and self.is_over(known):
                 self.tables.delete(known)
+            elif known is not None:
+                self.tables.update(known, key=None)
         job = _record(item, self.now)
         if job.session is not None and job.state is WAITING:
             self.promote_session(job.session)
@@ -285,6 +296,11 @@ class Engine(Queues):
         self.tables.insert(job)
         self.accepted.append(job.id)
         return job.id
+
+    def _gives_key_up(self, known: JobRecord, item: SubmittedJob) -> bool:
+        """Whether a job leaves its key to a further submission, which begins anew."""
+        anew = item.key_after == "failure" and known.state in WITHOUT_RESULT
+        return anew or self.is_over(known)
 
     def take_in(self, item: SubmittedJob, due: float, refused: Exception | None = None) -> None:
         """Accept a job that its submitter has committed already, so that nothing refuses it.

@@ -132,13 +132,13 @@ class Rows(ABC):
 
     def flush(self) -> None:
         """Write all unwritten changes."""
-        if self._new:
-            self._insert(self._new.values())
         by_columns: dict[int, list[JobRecord]] = {}
         for job, bits in self._changed.values():
             by_columns.setdefault(bits, []).append(job)
         for bits, jobs in by_columns.items():
             self._update(bits, jobs)
+        if self._new:  # last, since one of them may have the key that a changed job has given up
+            self._insert(self._new.values())
         self._clear()
 
     @abstractmethod

@@ -106,7 +106,16 @@ def job_arguments(job: SubmittedJob) -> tuple[str, ...]:
         _rest(job),
         "" if job.cost is None else json.dumps(dict(job.cost)),
         "" if job.run_at is None else micros(job.run_at),
+        _more(job),
     )
+
+
+def _more(job: SubmittedJob) -> str:
+    """What few jobs have: JSON, of the fields that are given."""
+    more: dict[str, Any] = {}
+    if job.key_after == "failure":
+        more["anew"] = True
+    return to_json(more) if more else ""
 
 
 def _rest(job: SubmittedJob) -> str:

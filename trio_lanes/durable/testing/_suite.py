@@ -12,6 +12,7 @@ from ._bench import REAL_PAUSE, MakeStore, plain_tests
 from ._blockers import BlockerStories
 from ._control import ControlStories
 from ._crash import CrashStories
+from ._keys import KeyStories
 from ._limits import LimitStories
 from ._locks import LockStories
 from ._names import NameStories
@@ -22,6 +23,7 @@ MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
 STORIES: Final = (
     AgainStories,
     WorkStories,
+    KeyStories,
     ControlStories,
     LimitStories,
     BlockerStories,

@@ -412,6 +412,7 @@ class _TwinLife:
             lane=lane,
             priority=chance.choice((-1, 0, 0, 1)),
             key=chance.choice((None, None, None, "k1", "k2")),
+            key_after=chance.choice(("result_ttl", "failure")),
             delay=chance.choice((0.0, 0.0, 0.0, 3.0)),
             cost=chance.choice(costs),
         )

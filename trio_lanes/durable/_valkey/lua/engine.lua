@@ -4,13 +4,15 @@
 -- st:<instance> its last step. A lease that is over never comes back.
 
 local MAX_REAPED = 10
-local JOB_FIELDS = 11
+local JOB_FIELDS = 12
 local FINISH_FIELDS = 8
 local FORGET_LANES_EVERY = 60 * SECOND
 
 -- Functions that are called before the place that they have in engine.py, too.
 local reap, forgive, remove_instance, drop_instance, accept, forget_lanes, step_again, cancels, finish
-local compare
+local gives_key_up, compare
+
+local NO_MORE = {}
 
 local function runs_of(instance)
   return ask('ZRANGE', ROOT .. 'run:' .. instance, 0, -1)
@@ -167,6 +169,7 @@ local function read_item(arguments, at)
     delay = tonumber(arguments[at + 7]), rest = arguments[at + 8],
     cost = arguments[at + 9] ~= '' and cjson.decode(arguments[at + 9]) or nil,
     run_at = tonumber(arguments[at + 10]),
+    more = arguments[at + 11] ~= '' and cjson.decode(arguments[at + 11]) or NO_MORE,
   }
 end
 
@@ -178,7 +181,7 @@ local function refusal(items)
       return unknown_lane(item.lane)
     end
     local same = item.key and (keyed_here[item.key] or keyed(item.key))
-    if same and same.id and is_over(same) then
+    if same and same.id and gives_key_up(same, item) then
       same = nil
     end
     if same then
@@ -229,10 +232,13 @@ LISTED.enqueue = true
 function accept(item)
   if item.key then
     local same = keyed(item.key)
-    if same and not is_over(same) then
+    if same and not gives_key_up(same, item) then
       return same.id
-    elseif same then
+    elseif same and is_over(same) then
       forget(same)
+    elseif same then
+      same.key = nil
+      put(same)
     end
   end
   local job = {
@@ -254,6 +260,11 @@ function accept(item)
   end
   insert(job, item.payload)
   return job.id
+end
+
+-- Whether a job leaves its key to a further submission, which begins anew.
+function gives_key_up(job, item)
+  return item.more.anew and WITHOUT_RESULT[job.state] or is_over(job)
 end
 
 -- Arguments: the instance, the step's number, the room, whether it was asked before the last had its

@@ -46,6 +46,7 @@ end)
 -- ---- indexes and counts
 
 local ENDED = { succeeded = true, failed = true, cancelled = true }
+local WITHOUT_RESULT = { failed = true, dead = true, cancelled = true }
 
 -- A job that is forgotten has no state.
 local function indexes(job)
