@@ -491,13 +491,19 @@ async def test_the_keyboard_searches_and_freezes() -> None:
 
 
 async def test_incidents_are_reached_by_keyboard_alone_and_what_ended_by_one_click() -> None:
+    seen = trio.Event()
+
+    async def stuck() -> None:
+        with trio.move_on_after(PATIENCE / 2, shield=True):
+            await seen.wait()
+
     def drive(stage: Stage) -> None:
         lanes = stage.lanes
 
         def begin() -> tuple[Job[Any], Job[Any]]:
             failed = lanes.submit_nowait(fail, session="ann", name="answer")
             lanes.submit_nowait(trio.sleep_forever, session="ben")
-            return failed, lanes.submit_nowait(stubborn, session="eve", lane="cron", name="nightly")
+            return failed, lanes.submit_nowait(stuck, session="eve", lane="cron", name="nightly")
 
         failed, nightly = stage.do(begin)
         page = stage.open()
@@ -529,6 +535,7 @@ async def test_incidents_are_reached_by_keyboard_alone_and_what_ended_by_one_cli
         noticed.focus()
         page.keyboard.press("Enter")
         expect(title).to_have_text(f"Job {nightly.id} · nightly")
+        stage.do(seen.set)
         page.go_back()
         expect(title).to_have_text("Error ValueError")
         page.locator("lanes-table").get_by_role("link", name="cron").click()

@@ -471,3 +471,37 @@ async def test_oldest_records_do_not_count_for_the_waits_of_five_minutes(
         async with looking(app) as viewer:
             frame = await viewer.next()
             assert frame["lanes"][0]["quantiles"] is None
+
+
+async def test_the_row_of_a_lane_has_the_root_of_its_longest_wait(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1, "t:*": 1, "cron": LaneConfig(paused=True)}) as lanes:
+        app = monitor(lanes)
+
+        async def longest(after: float = 1.0) -> dict[str, Any]:
+            await trio.sleep(after)
+            async with looking(app) as viewer:
+                return {row["name"]: row["longest"] for row in (await viewer.next())["lanes"]}
+
+        assert await longest() == {"main": None, "cron": None}
+        first = lanes.submit_nowait(trio.sleep, 100)
+        waits = lanes.submit_nowait(trio.sleep, 100)
+        late = lanes.submit_nowait(trio.sleep, 100, lane="cron", delay=1000)
+        for name in ("t:a", "t:b", "t:c"):
+            lanes.submit_nowait(trio.sleep, 100, lane=name)
+        oldest = lanes.submit_nowait(trio.sleep, 1, lane="t:a")
+        await trio.sleep(1)
+        lanes.submit_nowait(trio.sleep, 1, lane="t:b")
+        found = await longest(30)
+        assert {name: row["job"] for name, row in found.items()} == {
+            "main": waits.id,
+            "t:*": oldest.id,
+            "cron": late.id,
+        }
+        at = f'{waits.id} ← slots of "main": 1 of 1 in use, longest by {first.id} for '
+        assert found["main"]["reason"].startswith(at)
+        first.cancel()  # and no job waits, before the reason is looked up again
+        assert (await longest(0.1))["main"] is None
+        lanes.reset()
+        lanes.clear()

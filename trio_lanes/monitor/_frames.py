@@ -81,6 +81,7 @@ class Frames:
         self._quantiles: Final = _Seldom(lambda now: _quantiles(records, now))
         self._health: Final = _Seldom(lambda now: problems_of(lanes.health()))
         self._longest: Final = _Seldom(self._sessions_by_wait)
+        self._reasons: Final = _Seldom(self._longest_waits)
         self._sent_record = 0
         self._keys: list[str] = []
         self._found: list[tuple[int, int, str]] = []  # of the sessions looked at so far
@@ -184,6 +185,7 @@ class Frames:
         for label, members in list(by_label.items())[:MAX_ROWS]:
             each = [lane for _, lane in members]
             row = _row(label, each, held.get(label), quantiles.get(label))
+            row["longest"] = self._longest_wait(label, now)
             rows.append(row)
             for name, lane in members:
                 if len(jobs) >= MAX_FRAME_JOBS:
@@ -191,6 +193,27 @@ class Frames:
                 if lane.active or lane.waiting_in_lane:
                     jobs += self._window(name)
         return rows
+
+    def _longest_waits(self, now: float) -> dict[str, tuple[Job[Any], str]]:
+        """Return the job of each row that has waited longest, and the root of its wait."""
+        first: dict[str, tuple[float, str]] = {}
+        for name, lane in self._lanes.statistics().lanes.items():
+            if lane.waiting:
+                label = self._lanes.lane(name).label
+                first[label] = max(first.get(label, (-1.0, "")), (lane.oldest_wait, name))
+        jobs = {
+            label: self._lanes.lane(name).waiters(1)[0]
+            for label, (_, name) in islice(first.items(), MAX_ROWS)
+        }
+        return {label: (job, self.line(job)["reason"]) for label, job in jobs.items()}
+
+    def _longest_wait(self, label: str, now: float) -> Frame | None:
+        job, reason = self._reasons.at(now).get(label, (None, ""))
+        if (
+            job is None or not reason or job.state is not JobState.WAITING
+        ):  # it was looked up before
+            return None
+        return {"job": job.id, "reason": reason}
 
     def _window(self, name: str) -> Iterator[Frame]:
         lane = self._lanes.lane(name)

@@ -97,11 +97,11 @@ class Table extends HTMLElement {
   make(name) {
     const under = h("small"), slots = h("span", { class: "slots", role: "img" }), lent = h("small");
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
-    const line = h("small"), wait = h("span"), rate = h("span"), last = h("td");
+    const line = h("small"), why = h("small"), wait = h("span"), rate = h("span"), last = h("td");
     const cell = (/** @type {number} */ i, /** @type {Node[]} */ ...parts) => h("td", { "data-head": HEADS[i].split(":")[0] }, ...parts);
     const all = h("tr", { "data-lane": name }, h("th", { scope: "row" }, h("span", { class: "name" }, to("lane", name, name)), under),
-      cell(1, slots, lent), cell(2, bar, line), cell(3, wait), cell(4, rate), last);
-    const made = { all, under, slots, lent, bar, line, wait, rate, pause: h("button"), drawn: "",
+      cell(1, slots, lent), cell(2, bar, line, why), cell(3, wait), cell(4, rate), last);
+    const made = { all, under, slots, lent, bar, line, why, wait, rate, pause: h("button"), drawn: "",
       now: /** @type {Row | null} */ (null) };
     if (this.operates) last.append(this.#menu(name, made));
     return made;
@@ -157,6 +157,10 @@ class Table extends HTMLElement {
       /** @type {HTMLElement} */ (shown.bar.children[i]).style.width = `${100 * Number(count) / most}%`;
     });
     say(shown.line, `${row.waiting} waiting` + (row.waiting ? ` · ${row.in_sessions} in sessions, ${row.in_lane} in lane` : "") + (held ? ", held by a rate" : ""));
+    const { longest } = row, link = shown.why.firstElementChild;
+    if (!longest) shown.why.replaceChildren();
+    else if (link instanceof HTMLElement && link.dataset.key === `job=${longest.job}`) say(link, longest.reason); // it may have the focus
+    else shown.why.replaceChildren(to("job", longest.job, longest.reason));
     say(shown.wait, `${row.waiting ? seconds(row.oldest) : "–"} · ${row.quantiles ? seconds(row.quantiles[1]) : "–"}`);
     const rates = [...[...row.rates, ...group?.rates ?? []].map((rate) => left(rate, frame.at)),
       ...(row.rate_until === null ? [] : [`waits ${seconds(row.rate_until - frame.at)}`])];

@@ -39,6 +39,7 @@ async function choose(moves = true) {
   kind = first;
   timeline.picked = kind === "job" ? Number(key) : null;
   story.last = "";
+  if (!kind) story.clear();
   await ask();
   if (moves && kind) story.enter();
 }
@@ -51,8 +52,8 @@ async function ask() {
   if (what !== "find" && !FOLLOWED.includes(what)) return;
   if (what === "find") story.clear(`Found: ${which}`, "looking …");
   const answer = await fetch(served(path)).catch(() => null);
+  const found = answer?.ok ? await answer.json() : null;
   if (kind !== what || key !== which || answer === null) return;
-  const found = answer.ok ? await answer.json() : null;
   if (what === "job") show(found, Number(which));
   else if (found === null) story.clear(which, "The monitor knows nothing of it.");
   else if (ended) story.ended(what === "ended" ? "What has ended" : `${what === "error" ? "Error" : "Jobs"} ${which}`, found);

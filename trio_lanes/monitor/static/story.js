@@ -11,11 +11,11 @@ class Story extends Panel {
     if (this.firstChild) return;
     this.box = h("section", { class: "card story", "aria-label": "Chosen" });
     this.append(this.box);
-    this.clear("Job", "Choose a job, a session or a lane, or search for one.");
+    this.clear();
   }
 
   /** @param {string} title @param {string} text */
-  clear(title, text) {
+  clear(title = "Job", text = "Choose a job, a session or a lane, or search for one.") {
     this.#fill(title, text, () => [h("p", {}, text)]);
   }
 

@@ -9,7 +9,7 @@ export type Row = {name: string, template: boolean, alive: number, limit: number
   active: number, lent: number, cancelling: number, overdue: number, abandoned: number, waiting: number,
   in_sessions: number, in_lane: number, oldest: number, paused: boolean,
   paused_until: number | null, rate_until: number | null, rates: Rate[], finished: number,
-  failed: number, quantiles: number[] | null};
+  failed: number, quantiles: number[] | null, longest: {job: number, reason: string} | null};
 export type Group = {name: string, members: string[], slots: number, limit: number | null,
   rates: Rate[]};
 export type Note = {seq: number, at: number, wall: number, level: string, kind: string, lane: string,
