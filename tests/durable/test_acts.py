@@ -52,6 +52,7 @@ FILES = {
     "Release": ("acts/locks.py", "locks.lua", LOCKS),
     "Settle": ("acts/locks.py", "locks.lua", LOCKS),
     "ResetQuota": ("acts/locks.py", "locks.lua", LANES),
+    "LevelsOf": ("acts/locks.py", "locks.lua", LOCKS),
     "WriteLog": ("acts/logs.py", "logs.lua", LOG),
     "DropLog": ("acts/logs.py", "logs.lua", LOG),
     "LogPage": ("acts/logs.py", "logs.lua", LOG),

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .._config.extras import needs_extra
+from ._contract.errors import BudgetSpentError as BudgetSpentError
 from ._contract.errors import DurableJobError as DurableJobError
 from ._contract.errors import EventGapError as EventGapError
 from ._contract.errors import JobDeadError as JobDeadError

@@ -58,14 +58,14 @@ LUA_ONLY = {
         wait record_of last_messages is_head missing_from report_problem check_job check_index
         checked_indexes
     """,
-    "lines": "request tell serve of_instance name_of",
+    "lines": "request tell serve of_instance name_of all_limits charge",
     "meters": """
         SlidingWindow.mark_at SlidingWindow.add
         Bucket.since_and_sum Bucket.get Bucket.put Bucket.is_replenished
     """,
     "orders": "add_clearable put_groups changed_lanes put_lanes",
     "queues": "head_of pause_of resume_sessions do_due",
-    "rates": "key_of forget_at do_counted used",
+    "rates": "key_of forget_at do_counted",
     "runs": "keep",
     "talk": "message_of put_message",
 }
@@ -82,7 +82,7 @@ PYTHON_ONLY = {
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """
         blockers_of status_from present statistics_of paused_of locks_of quotas_of by_name shown
-        level with_heads
+        with_heads
     """,
     "lines": "terms",
     "meters": """
@@ -93,7 +93,7 @@ PYTHON_ONLY = {
     "orders": "replace portion",
     "queues": "rules forget_effects advance wait_again",
     "rates": """
-        meters_of lane_of costs_of counted put to_json from_json
+        meters_of names_of costs_of counted put to_json from_json
     """,
 }
 """What Lua leaves to another file or to the client, and what it needs not."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 from ... import JobCancelledError, LaneError
@@ -145,6 +146,32 @@ class StoreUnavailableError(StoreError):
     """
 
     unknown: bool = False
+
+
+class BudgetSpentError(LaneError):
+    """A quota cannot give amounts at once; nothing was taken. See ``Quota.spend(wait=False)``.
+
+    Attributes:
+      quota: its name.
+      left: what could be taken at once, by unit.
+      until: when the amounts would fit if nothing more is spent, in Unix time; None: never.
+    """
+
+    def __init__(
+        self,
+        quota: str,
+        left: Mapping[str, int] | Iterable[tuple[str, int]],
+        until: float | None,
+    ) -> None:
+        self.quota: Final = quota
+        self.left: Final[Mapping[str, int]] = dict(left)
+        self.until: Final = until
+        super().__init__(quota, tuple(self.left.items()), until)
+
+    def __str__(self) -> str:
+        left = ", ".join(f"{amount} {unit}" for unit, amount in self.left.items())
+        when = "never" if self.until is None else f"at {datetime.fromtimestamp(self.until, UTC)}"
+        return f"the quota {self.quota!r} has {left} left, and these amounts would fit {when}"
 
 
 class LockLostError(LaneError):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias, final
 
 import attrs
 
 from ... import RateLimit
+from ..._config.exact import bucket_shape
 from ..._config.reasons import REASONS
 from .state import DurableState
 
@@ -496,6 +497,22 @@ class QuotaLevel:
     """The amount that counts against the limit now; more than the limit after a settlement."""
     full_at: float | None
     """When all of it may be used again if nothing more is spent, as Unix time; None: it may now."""
+
+    @property
+    def left(self) -> int:
+        """How much could be taken at once, at least; below 0 after a settlement above the limit."""
+        burst = bucket_shape(self.limit.limit, self.limit.per, self.limit.burst)[0]
+        most = burst if self.limit.algorithm == "gcra" else self.limit.limit
+        return math.floor(most) - self.used
+
+
+def left_of(levels: Iterable[QuotaLevel]) -> dict[str, int]:
+    """Return what could be taken at once from a quota, by unit: the least of its limits."""
+    left: dict[str, int] = {}
+    for level in levels:
+        unit = level.limit.unit
+        left[unit] = min(level.left, left.get(unit, level.left))
+    return left
 
 
 @final

@@ -6,16 +6,16 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
 
-from ... import Cause, LaneConfig, LaneGroup, Lanes, Problem, resolve_global_lane
+from ... import Cause, LaneConfig, LaneGroup, Lanes, Problem, RateLimit, resolve_global_lane
 from ..._config import check as _check
-from ..._config.names import SESSION_PREFIX, session_key
+from ..._config.names import SESSION_PREFIX, is_template, session_key, template_of
 from .._contract.act import Act, new_ticket
 from .._contract.errors import ResultGoneError, UnknownHandlerError
 from .._contract.protocol import PAGE, Store
@@ -96,7 +96,7 @@ class DurableLanes(HasEnd):
         self._grace: Final = grace
         self._jobs: Final[WeakValues[DurableJob]] = WeakValues()
         self._requests: Requests | None = None
-        self._quotas: Mapping[str, Quota] = {}
+        self._quotas: Mapping[str, Sequence[RateLimit]] = {}
         self.local: Lanes | None = None
         """The core lanes on which this instance runs its jobs; None with ``worker=False``."""
 
@@ -439,6 +439,9 @@ class DurableLanes(HasEnd):
     def quota(self, name: str) -> Quota:
         """Return a quota over all instances, which `open_durable_lanes` got as ``quotas``.
 
+        Of a template, ``{"tenant:*": RateLimit(90)}``, each name that matches is a quota of its
+        own, from its first use until nothing of it is in use; the longest template applies.
+
         ::
 
             spent = await lanes.quota("openai").spend(requests=1, tokens=900)
@@ -446,14 +449,18 @@ class DurableLanes(HasEnd):
             await spent.settle(tokens=answer.tokens)
 
         Raises:
-          LookupError: if there is no quota of that name.
+          TypeError, ValueError: for a bad name.
+          LookupError: if there is no quota of that name, nor a template that it matches.
           RuntimeError: without a worker.
         """
-        self._working()
-        if name not in self._quotas:
+        requests = self._working()
+        checked_name("name", name)
+        template = None if name in self._quotas else template_of(name, self._quotas)
+        limits = self._quotas.get(template or name)
+        if limits is None or is_template(name):
             known = ", ".join(map(repr, self._quotas)) or "none"
             raise LookupError(f"there is no quota {name!r}; there are: {known}")
-        return self._quotas[name]
+        return Quota(name, template, limits, self._store, requests)
 
     async def reset_quota(self, name: str) -> bool:
         """Forget what was spent from a quota, for all instances; who waits is served anew.

@@ -22,10 +22,11 @@ from ..._config import check as _check
 from .._contract.act import new_ticket
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
+from .._contract.records import left_of
 from .._options.submission import MAX_AMOUNT
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
-from ..acts.locks import Acquire, Release, Settle, Spend
+from ..acts.locks import Acquire, LevelsOf, Release, Settle, Spend
 
 
 @final
@@ -92,12 +93,12 @@ class Requests:
         finally:
             self._held.discard(mine)
 
-    async def spend(
-        self, quota: str, limits: Sequence[RateLimit], costs: Mapping[str, int]
-    ) -> float:
+    async def spend(self, quota: Quota, costs: Mapping[str, int], wait: bool) -> float:
         """Wait until costs are taken from a quota; return the store's time of that."""
-        job = self._job()
-        request, at = await self._served(Spend(quota, limits, costs, job))
+        job, limits = self._job(), quota._limits
+        request, at = await self._served(
+            Spend(quota.name, limits, costs, job, quota._template, wait)
+        )
         if request:
             await self._release(request, used=True)
         return at
@@ -168,9 +169,15 @@ class Quota:
     """A quota over all instances; see `DurableLanes.quota`."""
 
     def __init__(
-        self, name: str, limits: Sequence[RateLimit], store: Store, requests: Requests
+        self,
+        name: str,
+        template: str | None,
+        limits: Sequence[RateLimit],
+        store: Store,
+        requests: Requests,
     ) -> None:
         self.name: Final = name
+        self._template: Final = template
         self._limits: Final = limits
         self._units: Final = {limit.unit for limit in limits}
         self._store: Final = store
@@ -179,22 +186,37 @@ class Quota:
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.Quota {self.name!r} of {', '.join(sorted(self._units))}>"
 
-    async def spend(self, **amounts: int) -> Spent:
+    async def spend(self, *, wait: bool = True, **amounts: int) -> Spent:
         """Take amounts from the quota, by unit, as soon as all its limits admit them.
 
         Callers of all instances are served in the order in which they came. An amount above a limit
         waits until nothing of the limit is in use. A quota of requests takes one, unless
         ``requests`` is given. A checkpoint; if it is cancelled, nothing is taken.
 
+        Args:
+          wait: False takes the amounts at once or not at all; it overtakes no other caller.
+
         Raises:
           TypeError, ValueError: for a bad amount, or a unit that the quota does not count.
+          BudgetSpentError: without ``wait``, if a limit does not admit them now, or others wait.
           StoreUnavailableError: if the store is not available; with ``unknown``, the amounts may
             have been taken.
         """
+        _check.boolean("wait", wait)
         costs = self._checked(amounts)
         if "requests" in self._units:
             costs.setdefault("requests", 1)
-        return Spent(self, costs, await self._requests.spend(self.name, self._limits, costs))
+        return Spent(self, costs, await self._requests.spend(self, costs, wait))
+
+    async def left(self) -> Mapping[str, int]:
+        """Return what could be taken at once now, by unit: the least that a limit leaves.
+
+        Below 0, more was used than a limit admits: by a settlement. A checkpoint.
+
+        Raises:
+          StoreUnavailableError: if the store is not available.
+        """
+        return left_of(await self._store.look(LevelsOf(self.name, self._limits)))
 
     def _checked(self, amounts: Mapping[str, int]) -> dict[str, int]:
         for unit, amount in amounts.items():
@@ -245,7 +267,8 @@ class Spent:
             raise RuntimeError(f"{self!r} was settled before")
         self._settled = True
         try:
-            await quota._store.do(Settle(quota.name, quota._limits, self._at, change), new_ticket())
+            settle = Settle(quota.name, quota._limits, self._at, change, quota._template)
+            await quota._store.do(settle, new_ticket())
         except StoreUnavailableError as error:
             self._settled = error.unknown
             raise

@@ -32,7 +32,7 @@ from .._runs.worker import Handler, Worker
 from .._wire.stand_in import stand_in
 from ..acts.inspection import AllGroups, AllLanes, AllRules
 from .lanes import DurableLanes
-from .locks import Quota, Requests
+from .locks import Requests
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -102,7 +102,8 @@ def open_durable_lanes(
         instances the same.
       quotas: by name, the limits of what all instances together may spend: see
         `DurableLanes.quota`. ``{"openai": [RateLimit(500), RateLimit(200_000, unit="tokens")]}``.
-        Each instance applies its limits to the common past, so give all instances the same.
+        A name that ends in ``*`` is a template: each name that matches it has these limits. Each
+        instance applies its limits to the common past, so give all instances the same.
       instruments: instruments of the core lanes on which this instance runs its jobs. One that
         `SendsHeaders` may send something along with each job that is submitted here.
 
@@ -146,8 +147,8 @@ def open_durable_lanes(
     if not worker:
         return _asking(durable, opening)
     durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
-    durable._requests = requests = Requests(store, durable._worker)
-    durable._quotas = {name: Quota(name, of, store, requests) for name, of in limits.items()}
+    durable._requests = Requests(store, durable._worker)
+    durable._quotas = limits
     # the store alone decides which jobs run: the core's lanes have no limits of their own
     local = {
         name: attrs.evolve(

@@ -22,10 +22,13 @@ import json
 from collections.abc import Sequence
 
 from ... import RateLimit
+from ..._config.names import is_template, template_of
+from .._contract.protocol import LISTED
+from .._contract.records import QuotaLevel
 from . import rates
 from .queues import Queues
 from .request import Request
-from .tables import QUOTAS
+from .tables import QUOTAS, Tables
 
 
 def make_request(queues: Queues, line: str, data: str, job: int | None) -> Request:
@@ -35,9 +38,42 @@ def make_request(queues: Queues, line: str, data: str, job: int | None) -> Reque
 
 
 def remember(queues: Queues, quota: str, limits: Sequence[RateLimit]) -> None:
-    """Note the limits of a quota, which say what its marks mean."""
+    """Note the limits of a quota or a template, which say what the marks mean."""
     if queues.tables.of(QUOTAS).get(quota) != tuple(limits):
         queues.tables.put(QUOTAS, quota, tuple(limits))
+
+
+def limits_of(tables: Tables, quota: str) -> tuple[RateLimit, ...] | None:
+    """Return the limits of a quota that were applied last; None: the store knows none."""
+    known = tables.of(QUOTAS)
+    return known.get(quota) or known.get(template_of(quota, known) or "")
+
+
+def quotas(tables: Tables, now: float) -> dict[str, tuple[QuotaLevel, ...]]:
+    """Return the levels of the first quotas from which something was spent, by name.
+
+    A quota of a template is one of these as long as some of it is in use.
+    """
+    named = {name for name in tables.of(QUOTAS) if not is_template(name)}
+    found: dict[str, tuple[QuotaLevel, ...]] = {}
+    for name in sorted(named | rates.names_of("quota", tables.meters())):
+        levels = rates.levels(tables, f"quota {name}", limits_of(tables, name) or (), now)
+        if name in named or any(level.used for level in levels):
+            found[name] = levels
+            if len(found) == LISTED:
+                break
+    return found
+
+
+def refused_until(
+    queues: Queues, line: str, limits: Sequence[RateLimit], costs: rates.Costs
+) -> float | None:
+    """Return until when a quota cannot give costs at once, at least; None: it can."""
+    at = rates.ready_at(queues.tables, rates.meters_of(line, limits), costs)
+    first = first_of(queues, line)
+    if first is not None:  # nothing overtakes it
+        return max(at, ready_at(queues, first), queues.now)
+    return at if at > queues.now else None
 
 
 def answer_of(queues: Queues, id: int) -> tuple[int, float | None]:

@@ -7,6 +7,7 @@ in the store's time. So they hold for all instances, and survive restarts.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,13 @@ from ... import RateLimit
 from ..._config.exact import NEVER_USED
 from ..._limits.meters import Bucket, Marks, SlidingWindow
 from ..._limits.rate import REQUESTS, meter_of
-from .._contract.records import GroupLimit, LaneLimit
+from .._contract.records import GroupLimit, LaneLimit, QuotaLevel
 from .job_record import JobRecord
 from .tables import Tables
 
 Costs: TypeAlias = Mapping[str, int]
 """{unit: amount}"""
-_KEY: Final = re.compile(r"lane (.*) (?:gcra|sliding) \d+(?: \S+)?", re.DOTALL)
+_KEY: Final = re.compile(r"(lane|quota) (.*) (?:gcra|sliding) \d+(?: \S+)?", re.DOTALL)
 ONE_REQUEST: Final[Costs] = MappingProxyType({REQUESTS: 1})
 
 
@@ -44,7 +45,7 @@ def meters_of(owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
     # numbered by kind, so that a changed limit inherits the marks of its own kind
     meters, numbers = [], Counter[str]()
     for limit in limits:
-        # quoted, so that `lane_of` finds the name of the lane, whatever blanks it has
+        # quoted, so that `names_of` finds the name of the lane, whatever blanks it has
         unit = "" if limit.unit == REQUESTS else f" {quote(limit.unit, safe='')}"
         kind = f"{limit.algorithm}{unit}"
         key = f"{owner} {limit.algorithm} {numbers[kind]}{unit}"
@@ -53,10 +54,9 @@ def meters_of(owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
     return meters
 
 
-def lane_of(key: str) -> str | None:
-    """Return the lane of a meter with a key; None: it is of a group."""
-    found = _KEY.fullmatch(key)
-    return None if found is None else found[1]
+def names_of(kind: str, keys: Iterable[str]) -> set[str]:
+    """Return the names of a kind, ``lane`` or ``quota``, of which meters have some of the keys."""
+    return {found[2] for found in map(_KEY.fullmatch, keys) if found and found[1] == kind}
 
 
 def costs_of(job: JobRecord) -> Costs:
@@ -118,6 +118,18 @@ def _put(tables: Tables, meter: Meter, added: Marks, keep: int) -> None:
     # when it is replenished follows from the first and the last mark alone
     ends = [marks[0], *added] if keep > len(added) else added
     tables.put_marks(meter.key, added, keep, meter.of.refilled_at(ends))
+
+
+def levels(
+    tables: Tables, owner: str, limits: Sequence[RateLimit], now: float
+) -> tuple[QuotaLevel, ...]:
+    """Return how much is in use of each limit of an owner, as `meters_of` names it."""
+    found = []
+    for meter, limit in zip(meters_of(owner, limits), limits, strict=True):
+        marks = tables.marks(meter.key)
+        used = math.ceil(meter.of.used(marks, now))
+        found.append(QuotaLevel(limit, used, meter.of.refilled_at(marks) if used else None))
+    return tuple(found)
 
 
 def to_json(rates: Sequence[RateLimit]) -> str:

@@ -67,7 +67,7 @@ PAUSES: Final = Kind[float]("pause")
 FAIR_TURNS: Final = Kind[str | int]("turn")
 """Whose turn it is, as `Claims` keeps it."""
 QUOTAS: Final = Kind[tuple[RateLimit, ...]]("quota")
-"""The quotas from which something was spent, with the limits applied last."""
+"""The quotas and templates from which something was spent, with the limits applied last."""
 INSTANCES: Final = Kind[InstanceInfo]("instance")
 STEPS: Final = Kind[LastStep]("step")
 """The last steps of instances, in tables that keep them as settings."""

@@ -16,7 +16,7 @@ import attrs
 from ... import LaneFullError, RateLimit, UnknownLaneError
 from ..._config.exact import bucket_shape
 from .._contract.act import Act, Question
-from .._contract.errors import KeyConflictError
+from .._contract.errors import BudgetSpentError, KeyConflictError
 from .._contract.protocol import LISTED, ServedAt
 from .._contract.records import (
     Cancelled,
@@ -42,6 +42,7 @@ from .._contract.records import (
     StoreRules,
     SubmittedJob,
     Succeeded,
+    left_of,
 )
 from .._contract.state import DurableState
 from .._rules import rates
@@ -472,6 +473,7 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
         else tuple(_made(DurableBlocker, one) for one in json.loads(answer[0]))
     ),
     DurableStatistics: lambda answer: _statistics(answer[0]),
+    tuple[QuotaLevel, ...]: lambda answer: _levels(json.loads(answer[0]))[1],
 }
 
 
@@ -504,6 +506,10 @@ def refusal(answer: Sequence[Any]) -> Exception:
     if kind == "full":
         lane, most = about
         return LaneFullError(lane, most)
+    if kind == "spent":
+        levels, until = about
+        quota, found = _levels(json.loads(levels))
+        return BudgetSpentError(quota, left_of(found), seconds(until))
     if kind == "unit":
         unit, lane, *counted = about
         known_units = ", ".join(map(repr, sorted(set(counted)))) or "none"

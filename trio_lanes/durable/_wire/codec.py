@@ -18,6 +18,7 @@ from ... import LaneError, LaneFullError, RateLimit, UnknownLaneError
 from .. import acts
 from .._contract import records
 from .._contract.errors import (
+    BudgetSpentError,
     KeyConflictError,
     StoreError,
     StoreLockedError,
@@ -40,6 +41,7 @@ _FIELDS_OF: Final = {
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
     kind.__name__: kind
     for kind in (
+        BudgetSpentError,
         KeyConflictError,
         LaneFullError,
         StoreError,

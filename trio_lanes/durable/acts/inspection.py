@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import attrs
 
-from ... import RateLimit
 from .._contract.act import PortionedAct, Question
 from .._contract.protocol import LISTED, PAGE, REQUESTS_LISTED, STEP_BYTES
 from .._contract.records import (
@@ -39,10 +38,10 @@ from .._rules.claims import bytes_of, is_paused
 from .._rules.history import attempts, waits_of
 from .._rules.job_record import ON_LIST, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
+from .._rules.lines import quotas
 from .._rules.queues import Queues
-from .._rules.rates import Meter, meters_of
 from .._rules.request import Request
-from .._rules.tables import GROUPS, INSTANCES, LIMITS, PAUSES, QUOTAS, Tables
+from .._rules.tables import GROUPS, INSTANCES, LIMITS, PAUSES
 
 _SUMS = ("waiting", "parked", "running", "dead", "unhandled")
 _ByName: TypeAlias = defaultdict[str, list[Request]]
@@ -186,7 +185,7 @@ class AllStatistics(Question[DurableStatistics], long=True):
             tables.sessions_of_lanes(),
             tables.of(PAUSES),
             tables.requests_of(None),
-            _levels(tables, now),
+            quotas(tables, now),
             sessions=tables.sessions(),
             store=tables.identity(),
         )
@@ -351,22 +350,6 @@ def _by_name(requests: Iterable[Request]) -> tuple[_ByName, _ByName]:
 def _shown(requests: Sequence[Request]) -> tuple[LineRequest, ...]:
     first = requests[:REQUESTS_LISTED]
     return tuple(LineRequest(one.instance, one.job, one.since) for one in first)
-
-
-def _levels(tables: Tables, now: float) -> dict[str, tuple[QuotaLevel, ...]]:
-    return {
-        name: tuple(
-            _level(tables, meter, limit, now)
-            for meter, limit in zip(meters_of(f"quota {name}", limits), limits, strict=True)
-        )
-        for name, limits in sorted(tables.of(QUOTAS).items())[:LISTED]
-    }
-
-
-def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaLevel:
-    marks = tables.marks(meter.key)
-    used = math.ceil(meter.of.used(marks, now))
-    return QuotaLevel(limit, used, meter.of.refilled_at(marks) if used else None)
 
 
 def _checked(queues: Queues, *, repair: bool) -> CheckReport:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 from ... import RateLimit
-from .._contract.act import Act
+from .._contract.act import Act, Question
+from .._contract.errors import BudgetSpentError
 from .._contract.protocol import ServedAt
+from .._contract.records import QuotaLevel, left_of
 from .._rules import lines, rates
 from .._rules.queues import Queues
 from .._rules.tables import QUOTAS
@@ -48,19 +51,30 @@ class Spend(Act[tuple[int, ServedAt | None] | None], leased=True):
     """The same of all instances. What they remember is kept under the quota's name."""
     costs: Mapping[str, int]
     job: int | None = None
+    template: str | None = None
+    """The name under which the store notes the limits; None: that of the quota."""
+    wait: bool = True
+    """Whether the request may wait; else it raises `BudgetSpentError`."""
 
     def apply(self, queues: Queues) -> tuple[int, ServedAt | None] | None:
         if not queues.is_alive(queues.caller):
             return None
-        lines.remember(queues, self.quota, self.limits)
+        line = f"quota {self.quota}"
+        if not self.wait:
+            until = lines.refused_until(queues, line, self.limits, self.costs)
+            if until is not None:
+                levels = rates.levels(queues.tables, line, self.limits, queues.now)
+                never = until == math.inf
+                raise BudgetSpentError(self.quota, left_of(levels), None if never else until)
+        lines.remember(queues, self.template or self.quota, self.limits)
         data = json.dumps([rates.to_json(self.limits), dict(self.costs)])
-        request = lines.make_request(queues, f"quota {self.quota}", data, self.job)
-        first = lines.first_of(queues, request.line)
+        request = lines.make_request(queues, line, data, self.job)
+        first = lines.first_of(queues, line)
         if first is None and lines.charged(queues, request):
             return 0, queues.now  # served at once, it is not kept: nothing is left to release
         queues.tables.put_request(request)
         if first is not None:
-            lines.serve_quota(queues, request.line)  # its time may have come
+            lines.serve_quota(queues, line)  # its time may have come
         return lines.answer_of(queues, request.id)
 
 
@@ -82,9 +96,10 @@ class Settle(Act[None]):
     limits: Sequence[RateLimit]
     at: ServedAt
     change: Mapping[str, int]
+    template: str | None = None
 
     def apply(self, queues: Queues) -> None:
-        lines.remember(queues, self.quota, self.limits)
+        lines.remember(queues, self.template or self.quota, self.limits)
         line = f"quota {self.quota}"
         less = {unit: -amount for unit, amount in self.change.items() if amount < 0}
         more = {unit: amount for unit, amount in self.change.items() if amount > 0}
@@ -97,16 +112,32 @@ class Settle(Act[None]):
 class ResetQuota(Act[bool]):
     """Forget what was spent from a quota; the first request that waits is served again.
 
-    The answer is False if the store knows no such quota.
+    The answer is False if the store knows no such quota, or nothing of a quota of a template is in
+    use.
     """
 
     quota: str
 
     def apply(self, queues: Queues) -> bool:
-        limits, line = queues.tables.of(QUOTAS).get(self.quota), f"quota {self.quota}"
+        limits, line = lines.limits_of(queues.tables, self.quota), f"quota {self.quota}"
         if limits is None:
             return False
+        levels = rates.levels(queues.tables, line, limits, queues.now)
         for meter in rates.meters_of(line, limits):
             queues.tables.forget_marks(meter.key)
         lines.wake_first(queues, line)
-        return True
+        return self.quota in queues.tables.of(QUOTAS) or any(level.used for level in levels)
+
+
+class LevelsOf(Question[tuple[QuotaLevel, ...]]):
+    """How much is in use of each limit of a quota, by the limits of the caller.
+
+    Without limits, by those that were applied last; it is empty if the store knows none.
+    """
+
+    quota: str
+    limits: Sequence[RateLimit] = ()
+
+    def answer(self, queues: Queues) -> tuple[QuotaLevel, ...]:
+        limits = self.limits or lines.limits_of(queues.tables, self.quota) or ()
+        return rates.levels(queues.tables, f"quota {self.quota}", limits, queues.now)

@@ -249,9 +249,7 @@ class Configure(Act[None]):
         for name in {**before, **after}:
             if before.get(name) != after.get(name):
                 tables.put(LIMITS, name, after.get(name))
-        with_marks = {rates.lane_of(key) for key in tables.meters()}
-        for lane in with_marks - {None}:
-            assert lane is not None
+        for lane in rates.names_of("lane", tables.meters()):
             past, present = limit_of(before, lane), limit_of(after, lane)
             if past != present:
                 _replace(queues, f"lane {lane}", past, present)

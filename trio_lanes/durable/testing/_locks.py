@@ -50,7 +50,7 @@ class LockStories(Bench):
         """Spend from the quota of the tests, and log how much."""
         with trio.CancelScope() as scope:
             task_status.started(scope)
-            await self.lanes.quota("q").spend(**{unit: amount})
+            await self.lanes.quota("q").spend(wait=True, **{unit: amount})
             self.log.append(amount)
 
     async def reaped(self, so: Callable[[], Any], seconds: float = 30.0) -> None:

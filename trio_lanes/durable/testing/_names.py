@@ -121,7 +121,7 @@ class NameStories(Bench):
             assert [record.data for record in await lanes.log(log).read(-1)] == [1]
             assert await lanes.log(log).read(10**30) == []
             assert await lanes.log(log).delete()
-            await lanes.quota(quota).spend(**{unit: 1})
+            await lanes.quota(quota).spend(wait=True, **{unit: 1})
             assert (await lanes.check()).problems == ()
             waiting = await lanes.submit(hears, lane=tenant, session=session)
         async with self.instance(lanes={}, worker=False) as lanes:

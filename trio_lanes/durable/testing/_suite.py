@@ -16,6 +16,7 @@ from ._keys import KeyStories
 from ._limits import LimitStories
 from ._locks import LockStories
 from ._names import NameStories
+from ._quotas import QuotaStories
 from ._talk import TalkStories
 from ._work import WorkStories
 
@@ -30,6 +31,7 @@ STORIES: Final = (
     CrashStories,
     LockStories,
     NameStories,
+    QuotaStories,
     TalkStories,
 )
 

@@ -38,7 +38,7 @@ from .. import (
     Succeeded,
 )
 from ..acts import inspection
-from ..acts.locks import Acquire, Release, Settle, Spend
+from ..acts.locks import Acquire, LevelsOf, Release, Settle, Spend
 from ..acts.orders import (
     AbortRun,
     Cancel,
@@ -226,7 +226,8 @@ class _TwinLife:
         self.jobs: dict[int, int] = {}  # {claim: its job}
         self.last: tuple[int, list[int], Any, int] | None = None
         self.messages: list[tuple[int, int]] = []  # (job, number)
-        self.spent: list[dict[str, int]] = []  # what was taken from the quota at once
+        # what was taken from quotas at once: (name, template, costs)
+        self.spent: list[tuple[str, str | None, dict[str, int]]] = []
         self.wrong: list[str] = []
         self.acts = 0
 
@@ -533,18 +534,27 @@ class _TwinLife:
         await self.both("events", events)
 
     async def _spend(self) -> None:
+        name, wait = self.chance.choice(("q", "t:1", "t:2")), self.chance.random() < 0.6
+        of = None if name == "q" else "t:*"
         costs = {"requests": self.chance.randrange(3), "tokens": self.chance.randrange(5)}
-        if (await self._do(Spend("q", QUOTA, costs)))[0] == "at once":
-            self.spent.append(costs)
+        if (await self._do(Spend(name, QUOTA, costs, None, of, wait)))[0] == "at once":
+            self.spent.append((name, of, costs))
+        await self.both("levels", lambda twin: self._levels(twin, name))
+
+    async def _levels(self, twin: _Twin, name: str) -> object:
+        store = twin.played.store
+        quotas = (await store.look(inspection.AllStatistics())).quotas
+        levels = await store.look(LevelsOf(name))
+        return [one.name for one in quotas], [(one.used, one.full_at is None) for one in levels]
 
     async def _settle(self) -> None:
         if self.spent:
             place = self.chance.randrange(len(self.spent))
-            costs = self.spent[place]
+            name, of, costs = self.spent[place]
             change = {unit: self.chance.randint(-most, 2) for unit, most in costs.items()}
             for unit, by in change.items():
                 costs[unit] += by
-            await self._do(Settle("q", QUOTA, place, change))
+            await self._do(Settle(name, QUOTA, place, change, of))
 
     async def _served(self) -> None:
         place = self._request()

@@ -4,7 +4,7 @@
 local SHOWN = 100
 
 -- Functions that are called before the place that they have in inspection.py, too.
-local record_of, texts_of, levels, checked, wrong_with
+local record_of, texts_of, checked, wrong_with
 
 function READS.all_lanes()
   return { 0, json(lanes()) }
@@ -115,7 +115,7 @@ function READS.all_statistics()
     store = call('HGET', META, 'identity'), sessions = call('HGET', META, 'sessions') or 0, now = now,
     counts = counts, lanes = lanes(), sessions_of_lanes = by_lane, handled = handled,
     pauses = call('ZRANGE', ROOT .. 'pauses', 0, -1, 'WITHSCORES'), requests = requests,
-    quotas = levels(),
+    quotas = lines.quotas(),
   }) }
 end
 
@@ -157,21 +157,6 @@ function texts_of(job)
     text_of(ROOT .. 'o:' .. job.id) or false, job.emitted or 0,
     call('LRANGE', ROOT .. 'e:' .. job.id, -SHOWN, -1), job.sent and last_messages(job) or {},
   }
-end
-
--- Each quota from which something was spent: {name, limits, and of each limit what is in use, and when
--- it is fully replenished}.
-function levels()
-  local found, flat = {}, call('HGETALL', ROOT .. 'qu')
-  for at = 1, #flat, 2 do
-    local of_limits, known = {}, cmsgpack.unpack(flat[at + 1])
-    for place, meter in ipairs(cjson.decode(known[2])) do
-      local used, refilled_at = rates.used(rates.key_of('quota ' .. flat[at], meter), meter)
-      of_limits[place] = { used, used > 0 and refilled_at }
-    end
-    found[#found + 1] = { flat[at], known[1], of_limits }
-  end
-  return found
 end
 
 local function is_head(job)

@@ -6,8 +6,9 @@
 -- ki:<instance> those of an instance. The first that waits is served when its lock is free or the rates
 -- of its quota admit it; then its instance hears of it.
 --
--- The hash qu has the quotas from which something was spent: by name, the limits and the meters that
--- were applied last, as the clients give them.
+-- The hash qu has the quotas and templates from which something was spent: by name, the limits and the
+-- meters that were applied last, as the clients give them. The sorted set qt has the quotas of templates
+-- by the times from which on nothing of them is in use.
 
 local lines = {}
 
@@ -59,6 +60,59 @@ function lines.remember(name, limits, meters)
   if call('HGET', ROOT .. 'qu', name) ~= known then
     call('HSET', ROOT .. 'qu', name, known)
   end
+end
+
+-- The quotas and templates that are known, by name, packed.
+local function all_limits()
+  local all, flat = {}, call('HGETALL', ROOT .. 'qu')
+  for at = 1, #flat, 2 do
+    all[flat[at]] = flat[at + 1]
+  end
+  return all
+end
+
+-- The limits and the meters of a quota that were applied last; nil: it is unknown. And its template.
+function lines.limits_of(quota, all)
+  all = all or all_limits()
+  local label = label_of(all, quota)
+  if label then
+    local limits, meters = unpack(cmsgpack.unpack(all[label]))
+    return limits, cjson.decode(meters), label ~= quota and label or nil
+  end
+end
+
+-- The quotas from which something was spent, by name: {limits, what is in use of each}.
+function lines.quotas()
+  local found, all = {}, all_limits()
+  local function add(name)
+    local limits, meters, template = lines.limits_of(name, all)
+    local levels = limits and rates.levels('quota ' .. name, meters)
+    local used = not template
+    for _, level in ipairs(levels or {}) do
+      used = used or level[1] > 0
+    end
+    if levels and used then
+      found[#found + 1] = { name, limits, levels }
+    end
+  end
+  for name in pairs(all) do
+    add(name)
+  end
+  for _, name in ipairs(call('ZRANGEBYSCORE', ROOT .. 'qt', int(now), '+inf')) do
+    if not all[name] then
+      add(name)
+    end
+  end
+  return found
+end
+
+-- Until when a quota cannot give at once what a request asks for, at least; nil: it can.
+function lines.refused_until(request)
+  local at, first = lines.ready_at(request), lines.first_of(request.line)
+  if first then  -- nothing overtakes it
+    return math.max(at, lines.ready_at(first), now)
+  end
+  return at > now and at or nil
 end
 
 function lines.answer_of(id)
@@ -164,8 +218,17 @@ function lines.charged(request)
   if lines.ready_at(request) > now then
     return false
   end
-  rates.charge(request.line, request.meters, request.costs)
+  lines.charge(request.line, request.meters, request.costs)
   return true
+end
+
+-- Charge the limits of a quota.
+function lines.charge(line, meters, costs)
+  local name, at = lines.name_of({ line = line }), rates.charge(line, meters, costs)
+  call('ZREMRANGEBYSCORE', ROOT .. 'qt', '-inf', '(' .. int(now))
+  if at and call('HEXISTS', ROOT .. 'qu', name) == 0 then  -- it is of a template
+    call('ZADD', ROOT .. 'qt', int(math.min(2 ^ 53, at)), name)
+  end
 end
 
 function lines.ready_at(request)

@@ -16,15 +16,20 @@ end
 
 -- `limits`, `meters`, `costs`: JSON. Answer: the request, or 0 if there is none, and the time of the
 -- charge, or 0; or false: the instance has no lease.
-function WITH_TICKET.spend(instance, quota, limits, meters, costs, job)
+function WITH_TICKET.spend(instance, quota, limits, meters, costs, job, template, wait)
   if not is_alive(instance) then
     return { 0, false }
   end
-  lines.remember(quota, limits, meters)
   local request = {
     line = 'quota ' .. quota, instance = instance,
     meters = cjson.decode(meters), costs = cjson.decode(costs), job = job,
   }
+  local at = wait == '0' and lines.refused_until(request)
+  if at then
+    local levels = rates.levels(request.line, request.meters)
+    return { 1, 'spent', json({ quota, limits, levels }), at < huge and int(at) or false }
+  end
+  lines.remember(given(template) or quota, limits, meters)
   local first = lines.first_of(request.line)
   if not first and lines.charged(request) then
     return { 0, '0', int(now) }
@@ -42,7 +47,7 @@ function WITH_TICKET.release(request, used)
 end
 
 -- `limits`, `meters`, `change`: JSON. Less than 0 is given back.
-function WITH_TICKET.settle(quota, limits, meters, at, change)
+function WITH_TICKET.settle(quota, limits, meters, at, change, template)
   local less, more = {}, {}
   for unit, amount in pairs(cjson.decode(change)) do
     if amount < 0 then
@@ -51,25 +56,36 @@ function WITH_TICKET.settle(quota, limits, meters, at, change)
       more[unit] = amount
     end
   end
-  lines.remember(quota, limits, meters)
+  lines.remember(given(template) or quota, limits, meters)
   local line = 'quota ' .. quota
   meters = cjson.decode(meters)
   rates.give_back(line, meters, less, tonumber(at))
-  rates.charge(line, meters, more)
+  lines.charge(line, meters, more)
   lines.wake_first(line)
   return { 0 }
 end
 
--- Answer: whether anything was known of it.
+-- Answer: whether anything was known of it, and, of a quota of a template, in use.
 function WITH_TICKET.reset_quota(quota)
-  local known = call('HGET', ROOT .. 'qu', quota)
-  if not known then
+  local limits, meters, template = lines.limits_of(quota)
+  if not limits then
     return { 0, 0 }
   end
-  local line = 'quota ' .. quota
-  for _, meter in ipairs(cjson.decode(cmsgpack.unpack(known)[2])) do
-    call('DEL', rates.key_of(line, meter))
+  local line, was_used = 'quota ' .. quota, not template
+  for at, level in ipairs(rates.levels(line, meters)) do
+    was_used = was_used or level[1] > 0
+    call('DEL', rates.key_of(line, meters[at]))
   end
   lines.wake_first(line)
-  return { 0, 1 }
+  return { 0, was_used and 1 or 0 }
+end
+
+-- Without limits, by those that were applied last. Answer: the quota, the limits, and what is in use of
+-- each.
+function READS.levels_of(quota, limits, meters)
+  meters = cjson.decode(meters)
+  if #meters == 0 then
+    limits, meters = lines.limits_of(quota)
+  end
+  return { 0, json({ quota, limits or '[]', rates.levels('quota ' .. quota, meters or {}) }) }
 end

@@ -48,11 +48,6 @@ function rates.ready_at(owner, meters, costs)
   return do_counted(owner, meters, costs, 'ready_at') or -huge
 end
 
--- The amount that counts against a limit now, and when the limit is replenished.
-function rates.used(key, meter)
-  return KINDS[meter.kind].used(key, meter)
-end
-
 -- The marks of `old` become those of `new`.
 function rates.replace(owner, old, new)
   local before = {}
@@ -69,6 +64,16 @@ function rates.replace(owner, old, new)
   for key in pairs(before) do
     call('DEL', key)
   end
+end
+
+-- Of each limit of an owner, the amount that counts against it now, and when it is replenished, or false.
+function rates.levels(owner, meters)
+  local found = {}
+  for place, meter in ipairs(meters) do
+    local used, refilled_at = KINDS[meter.kind].used(rates.key_of(owner, meter), meter)
+    found[place] = { used, used > 0 and refilled_at }
+  end
+  return found
 end
 
 -- A refusal, if the groups do not fit the lanes; else nil. `list` is in the given order.

@@ -1,0 +1,109 @@
+"""Tests of the quotas of templates, and of what is left of a quota."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import trio
+
+from ... import RateLimit
+from .. import BudgetSpentError, Quota
+from ..acts.inspection import AllStatistics
+from ..acts.locks import LevelsOf, ResetQuota, Settle, Spend
+from ._bench import Bench, ticket
+
+FIVE = RateLimit(5, per=10.0, unit="tokens", algorithm="sliding")
+LEAKING = RateLimit(29, per=10.0, burst=20, unit="tokens")  # one a second
+
+
+class QuotaStories(Bench):
+    """Tests of the quotas of templates, and of what is left of a quota."""
+
+    async def test_each_name_of_a_template_is_a_quota_of_its_own(self) -> None:
+        quotas = {"tenant:*": FIVE, "tenant:vip:*": LEAKING, "tenant:7": [FIVE, LEAKING]}
+        async with self.instance(quotas=quotas) as lanes, self.instance(worker=False) as asking:
+            for name in ("tenant:1", "tenant:2"):
+                await lanes.quota(name).spend(tokens=5)
+                assert await lanes.quota(name).left() == {"tokens": 0}
+            assert await lanes.quota("tenant:3").left() == {"tokens": 5}
+            assert await lanes.quota("tenant:vip:3").left() == {"tokens": 20}
+            assert await lanes.quota("tenant:7").left() == {"tokens": 5}  # the least of two
+            bad: list[tuple[Any, type[Exception]]] = [
+                *(("tenant:*", LookupError), ("tenant", LookupError)),
+                *(("tenant:\0", ValueError), (5, TypeError)),
+            ]
+            for name, error in bad:
+                with self.raises(error):
+                    lanes.quota(name)
+            shown = (await asking.statistics()).quotas
+            assert [(one.name, one.levels[0].left) for one in shown] == [
+                *(("tenant:1", 0), ("tenant:2", 0))
+            ]
+            assert await asking.reset_quota("tenant:1")
+            assert not await asking.reset_quota("tenant:1")
+            assert not await asking.reset_quota("tenant:3")
+            assert not await asking.reset_quota("another")
+            assert [one.name for one in (await asking.statistics()).quotas] == ["tenant:2"]
+
+    async def test_a_quota_of_a_template_is_forgotten_when_nothing_of_it_is_in_use(self) -> None:
+        async with self.playing(lease_ttl=3600.0) as store, self.instance(worker=False):
+            for n in range(3):
+                spend: Any = Spend(f"t:{n}", [FIVE], {"tokens": 1 + n}, None, "t:*")
+                (_, at) = await store.do(spend)
+            await store.do(Settle("t:2", [FIVE], at, {"tokens": -3}, "t:*"))
+            assert [one.name for one in await self._quotas(store)] == ["t:0", "t:1"]
+            assert [level.used for level in await store.look(LevelsOf("t:1"))] == [2]
+            assert await store.look(LevelsOf("unknown")) == ()
+            await self.advance(11.0)
+            assert await self._quotas(store) == ()
+            assert not await store.do(ResetQuota("t:1"))
+            await store.do(spend)
+            (quota,) = await self._quotas(store)
+            assert (quota.name, [level.used for level in quota.levels]) == ("t:2", [3])
+
+    async def _quotas(self, store: Any) -> Any:
+        return (await store.look(AllStatistics())).quotas
+
+    async def _refused(self, quota: Quota, tokens: int) -> Any:
+        with self.raises(BudgetSpentError) as caught:
+            await quota.spend(wait=False, tokens=tokens)
+        return caught[0]
+
+    async def test_who_does_not_wait_takes_at_once_or_is_refused_with_what_is_left(self) -> None:
+        async with self.instance(quotas={"q": [FIVE, LEAKING], "r": FIVE}) as lanes:
+            quota = lanes.quota("q")
+            with self.raises(TypeError):
+                await quota.spend(wait=0, tokens=1)  # type: ignore[arg-type]
+            assert (await quota.spend(wait=False, tokens=3)).costs == {"tokens": 3}
+            for _ in range(2):
+                refused = await self._refused(quota, 3)
+                assert (refused.quota, refused.left) == ("q", {"tokens": 2})
+                assert "q" in str(refused)
+                assert "2 tokens" in str(refused)
+            (level, _) = (await lanes.statistics()).quotas[0].levels
+            assert refused.until == level.full_at
+            assert level.used == 3
+            assert await quota.left() == {"tokens": 2}
+
+    async def test_who_does_not_wait_overtakes_no_one_who_waits(self) -> None:
+        async with self.instance(quotas={"q": FIVE}) as lanes, trio.open_nursery() as nursery:
+            quota = lanes.quota("q")
+            await quota.spend(tokens=3)
+            nursery.start_soon(partial(quota.spend, tokens=4))
+            await self.settle()
+            refused = await self._refused(quota, 1)
+            (level,) = (await lanes.statistics()).quotas[0].levels
+            assert (refused.left, refused.until) == ({"tokens": 2}, level.full_at)
+            nursery.cancel_scope.cancel()
+
+    async def test_a_refusal_changes_nothing_and_can_be_asked_again(self) -> None:
+        mine = ticket()
+        async with self.playing(lease_ttl=3600.0) as store, self.instance(worker=False):
+            spend: Any = Spend("q", [FIVE], {"tokens": 5}, wait=False)
+            assert (await store.do(spend))[0] == 0
+            with self.raises(BudgetSpentError):
+                await store.do(spend, mine)
+            assert [level.used for level in await store.look(LevelsOf("q"))] == [5]
+            await self.advance(11.0)
+            assert (await store.do(spend, mine))[0] == 0
