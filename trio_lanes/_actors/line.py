@@ -139,8 +139,8 @@ class SharedLine:
 
     __slots__ = ("_fair",)
 
-    def __init__(self, *, aging: float, fair: bool) -> None:
-        self._fair: FairLine[AnyJob] = FairLine(aging, fair)
+    def __init__(self, *, aging: float, fair: bool, weights: Mapping[str, float]) -> None:
+        self._fair: FairLine[AnyJob] = FairLine(aging, fair, weights)
 
     @property
     def items(self) -> Collection[object]:
@@ -158,6 +158,9 @@ class SharedLine:
 
     def in_order(self) -> Iterator[AnyJob]:
         return self._fair.in_order()
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        self._fair.set_weights(weights)
 
     def copy(self) -> SharedLine:
         other: SharedLine = SharedLine.__new__(SharedLine)

@@ -16,6 +16,9 @@ from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 if TYPE_CHECKING:
     from .job import Job
 
+MAX_OWNER_WEIGHT: Final = 1_000_000
+"""The greatest weight of an owner, and one over the least: their sums stay exact enough."""
+
 _TIMEOUTS: Final = ("timeout", "queue_timeout", "idle_timeout")
 
 _SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "rate", "wrap", "paused"})
@@ -36,6 +39,24 @@ def _reserve(value: Mapping[str, int]) -> Mapping[str, int]:
     if not isinstance(value, Mapping):
         raise TypeError(f"reserve must be a mapping of members to tokens, not {value!r}")
     return {resolve_global_lane(member): tokens for member, tokens in value.items()}
+
+
+def _weights(value: Mapping[str, float]) -> Mapping[str, float]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"weights must be a mapping of owners to numbers, not {value!r}")
+    for owner, weight in value.items():
+        if not isinstance(owner, str):
+            raise TypeError(f"weights must name owners by strings, not {owner!r}")
+        if not owner:
+            raise ValueError(f"weights must not name a blank owner, got {owner!r}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise TypeError(f"weights[{owner!r}] must be a number, not {weight!r}")
+        if not 1 / MAX_OWNER_WEIGHT <= weight <= MAX_OWNER_WEIGHT:  # also true of NaN
+            raise ValueError(
+                f"weights[{owner!r}] must be from {1 / MAX_OWNER_WEIGHT} to {MAX_OWNER_WEIGHT:,}, "
+                f"got {weight!r}"
+            )
+    return dict(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -60,6 +81,12 @@ class LaneConfig:
     """How many requests, tokens or other units its jobs may use in a length of time."""
     aging: float = attrs.field(default=math.inf, validator=_check.field(_check.positive_seconds))
     """Seconds of waiting that are worth one step of priority; `math.inf` for none."""
+    weights: Mapping[str, float] = attrs.field(default={}, converter=_weights, hash=False)
+    """The owners' weights, which make the lane fair: while owners have jobs in its line, each
+    starts as many jobs as its weight is of the sum of their weights, to within one job. An owner
+    has the weight under its own name, else that of the longest template (``"tenant:*"``, ``"*"``)
+    that matches it, else 1. An owner that is no string, as that of jobs without session and
+    ``owner=``, matches ``"*"``."""
     fair: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether the owners of jobs take turns, inside a priority."""
     warn_after: float = attrs.field(default=2.0, validator=_check.field(_check.seconds))
@@ -94,6 +121,8 @@ class LaneConfig:
         return {name: value for name, value in given.items() if value != math.inf}
 
     def __attrs_post_init__(self) -> None:
+        if self.weights:
+            object.__setattr__(self, "fair", True)  # the class is frozen
         if self.limiter is not None and self.concurrency != 1:
             raise ValueError(
                 f"concurrency must be left out where there is a limiter, got {self.concurrency!r}: "

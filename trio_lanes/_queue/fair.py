@@ -11,19 +11,21 @@ Inside a priority: by arrival; or, in a fair line, the owners take turns, each w
 job. The arrival of its first job gives an owner its turn, so that a job which inherits an arrival
 inherits a turn, unless its owner has one. An owner that was served goes behind all other owners,
 and an owner without waiting jobs is forgotten. Jobs of the owner `FIRST` take no turns: they go
-before the jobs of all other owners.
+before the jobs of all other owners. With weights, the owners of each entry of these take turns, and
+`shares` chooses between the entries.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from fractions import Fraction
 from itertools import islice
 from typing import Final, Generic, TypeVar, final
 
 from .backlog import Backlog, in_order
+from .shares import OTHERS, class_of, next_class, note_served
 
 T = TypeVar("T", bound=Hashable)
 
@@ -41,11 +43,14 @@ class FairLine(Generic[T]):
     two items have the same arrival.
     """
 
-    __slots__ = ("_aging", "_fair", "_lines", "_order", "_places")
+    __slots__ = ("_aging", "_fair", "_lines", "_order", "_places", "_weights")
 
-    def __init__(self, aging: float = math.inf, fair: bool = False) -> None:
+    def __init__(
+        self, aging: float = math.inf, fair: bool = False, weights: Mapping[str, float] = {}
+    ) -> None:
         self._aging = None if aging == math.inf else Fraction(aging)
         self._fair = fair
+        self._weights = weights
         self._places: dict[T, tuple[int, int, Hashable]] = {}  # {item: (priority, arrival, owner)}
         self._lines: dict[int, _Priority[T]] = {}  # {priority: its items}
         self._order = _Lowest()  # of the priorities, negated, so that the higher wins a tie
@@ -71,7 +76,7 @@ class FairLine(Generic[T]):
             owner = None
         line = self._lines.get(priority)
         if line is None:
-            line = self._lines[priority] = _Priority()
+            line = self._lines[priority] = _Priority(self._weights)
         self._places[item] = priority, arrival, owner
         line.add(item, arrival, owner)
         if self._aging is not None:
@@ -175,9 +180,15 @@ class FairLine(Generic[T]):
                 rank = Fraction(entry[0]) - priority * self._aging
                 heapq.heappush(ranks, (rank, -priority))
 
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Give the owners other weights; they keep their turns. This takes linear time in them."""
+        self._weights = weights
+        for line in self._lines.values():
+            line.set_weights(weights)
+
     def copy(self) -> FairLine[T]:
         """Return another line that serves the same items in the same order."""
-        other: FairLine[T] = FairLine(fair=self._fair)
+        other: FairLine[T] = FairLine(fair=self._fair, weights=self._weights)
         other._aging = self._aging
         other._places = dict(self._places)
         for priority, line in self._lines.items():
@@ -208,41 +219,134 @@ class FairLine(Generic[T]):
 class _Priority(Generic[T]):
     """The items of one priority."""
 
-    __slots__ = ("_backlogs", "_latest", "_owners", "_served", "_turns", "oldest", "waits")
+    __slots__ = ("_latest", "_owed", "_rings", "_served", "_weights", "oldest", "waits")
 
-    def __init__(self) -> None:
-        self._backlogs: dict[Hashable, Backlog[T]] = {}  # {owner: its items, by arrival}
-        self._turns: dict[Hashable, int] = {}  # {owner: its turn}
-        self._owners: Backlog[Hashable] = Backlog()  # by their turns
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = weights
+        self._rings: dict[str | None, _Ring[T]] = {}  # {class of owners: items}; None: of `FIRST`
+        self._owed: dict[str, float] = {}  # {class: services}, see `shares`
         self._latest = 0  # the highest arrival so far
-        self._served = 0  # how often an owner was served that had more items
+        self._served = 0  # how often an owner was served
         self.waits = _Lowest()  # {arrival: since}
         self.oldest: float | Fraction | None = None  # the lowest of `waits` when it was last ranked
 
     @property
     def is_empty(self) -> bool:
-        return not self._backlogs
+        return not self._rings
+
+    def _class_of(self, owner: Hashable) -> str | None:
+        if owner is FIRST:
+            return None
+        return class_of(self._weights, owner) if self._weights else OTHERS
 
     def add(self, item: T, arrival: int, owner: Hashable) -> None:
         self._latest = max(self._latest, arrival)
+        self._ring_of(owner).add(item, arrival, owner)
+
+    def _ring_of(self, owner: Hashable) -> _Ring[T]:
+        name = self._class_of(owner)
+        ring = self._rings.get(name)
+        if ring is None:
+            ring = self._rings[name] = _Ring()
+        return ring
+
+    def remove(self, arrival: int, owner: Hashable) -> None:
+        name = self._class_of(owner)
+        self._rings[name].remove(arrival, owner)
+        self._drop_if_empty(name)
+
+    def move(self, item: T, old: int, arrival: int, owner: Hashable) -> None:
+        self._rings[self._class_of(owner)].move(item, old, arrival, owner)
+
+    def best(self) -> T:
+        return self._rings[self._next()].best()
+
+    def pop(self) -> T:
+        name = self._next()
+        if name is not None and len(self._rings) > 1:
+            note_served(self._owed, self._pulls(), name)
+        self._served += 1
+        item = self._rings[name].pop((self._latest << _TURNS) + _SERVED + self._served)
+        self._drop_if_empty(name)
+        return item
+
+    def _next(self) -> str | None:
+        rings = self._rings
+        if len(rings) == 1:
+            return next(iter(rings))
+        return None if None in rings else next_class(self._owed, self._pulls())
+
+    def _pulls(self) -> dict[str, float]:
+        return {
+            name: self._weights.get(name, 1.0) * len(ring.turns)
+            for name, ring in self._rings.items()
+            if name is not None
+        }
+
+    def _drop_if_empty(self, name: str | None) -> None:
+        if not self._rings[name].turns:
+            del self._rings[name]
+            if name is not None:
+                self._owed.pop(name, None)
+
+    def in_order(self) -> Iterator[T]:
+        """Yield the items in the order of service."""
+        if len(self._rings) == 1 or (None in self._rings and len(self._rings) == 2):
+            for name in sorted(self._rings, key=lambda name: name is not None):
+                yield from self._rings[name].in_order()
+            return
+        other = self.copy()
+        while not other.is_empty:
+            yield other.pop()
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Put the owners into the classes of other weights; no class is owed anything."""
+        rings, self._rings, self._weights = self._rings, {}, weights
+        self._owed.clear()
+        for ring in rings.values():
+            for owner in ring.turns:
+                self._ring_of(owner).take_over(ring, owner)
+
+    def copy(self) -> _Priority[T]:
+        other: _Priority[T] = _Priority(self._weights)
+        other._rings = {name: ring.copy() for name, ring in self._rings.items()}
+        other._owed.update(self._owed)
+        other._latest, other._served = self._latest, self._served
+        for arrival, since in self.waits.values.items():
+            other.waits.put(arrival, since)
+        return other
+
+
+class _Ring(Generic[T]):
+    """The items of owners that take turns."""
+
+    __slots__ = ("_backlogs", "_owners", "turns")
+
+    def __init__(self) -> None:
+        self._backlogs: dict[Hashable, Backlog[T]] = {}  # {owner: its items, by arrival}
+        self._owners: Backlog[Hashable] = Backlog()  # by their turns
+        self.turns: dict[Hashable, int] = {}
+        """{owner: its turn}, for reading."""
+
+    def add(self, item: T, arrival: int, owner: Hashable) -> None:
         backlog = self._backlogs.get(owner)
         if backlog is None:
             backlog = self._backlogs[owner] = Backlog()
-            self._give_turn(owner, -1 if owner is FIRST else arrival << _TURNS)
+            self._give_turn(owner, arrival << _TURNS)
         backlog.add(arrival, item)
 
     def remove(self, arrival: int, owner: Hashable) -> None:
         backlog = self._backlogs[owner]
         backlog.remove(arrival)
         if not backlog.items:
-            self._owners.remove(self._turns.pop(owner))
+            self._owners.remove(self.turns.pop(owner))
             del self._backlogs[owner]
 
     def move(self, item: T, old: int, arrival: int, owner: Hashable) -> None:
         backlog = self._backlogs[owner]
         backlog.remove(old)
         backlog.add(arrival, item)
-        turn = self._turns[owner]
+        turn = self.turns[owner]
         if turn >> _TURNS == old and not turn & _SERVED:  # the turn came from that arrival
             self._owners.remove(turn)
             self._give_turn(owner, arrival << _TURNS)
@@ -250,29 +354,20 @@ class _Priority(Generic[T]):
     def best(self) -> T:
         return self._backlogs[self._owners.best()].best()
 
-    def pop(self) -> T:
-        owner = self._owners.best()
+    def pop(self, next_turn: int) -> T:
+        """Take out the item that is served next. If its owner has more, it gets that turn."""
+        owner = self._owners.pop()
         backlog = self._backlogs[owner]
         item = backlog.pop()
         if not backlog.items:
-            self._owners.pop()
-            del self._backlogs[owner], self._turns[owner]
-        elif owner is not FIRST:
-            self._owners.pop()
-            self._served += 1
-            self._give_turn(owner, (self._latest << _TURNS) + _SERVED + self._served)
+            del self._backlogs[owner], self.turns[owner]
+        else:
+            self._give_turn(owner, next_turn)
         return item
 
     def in_order(self) -> Iterator[T]:
         """Yield the items in the order of service."""
-        left: list[Iterator[T]] = []
-        for owner in self._owners.in_order():
-            items = self._backlogs[owner].in_order()
-            if owner is FIRST:
-                yield from items
-            else:
-                yield next(items)
-                left.append(items)
+        left = [self._backlogs[owner].in_order() for owner in self._owners.in_order()]
         while left:  # an owner that was served goes behind all others
             turns, left = left, []
             for items in turns:
@@ -280,20 +375,22 @@ class _Priority(Generic[T]):
                     yield item
                     left.append(items)
 
-    def copy(self) -> _Priority[T]:
-        other: _Priority[T] = _Priority()
-        for owner, turn in self._turns.items():
+    def take_over(self, other: _Ring[T], owner: Hashable) -> None:
+        """Share an owner of another ring, with its turn there."""
+        self._backlogs[owner] = other._backlogs[owner]
+        self._give_turn(owner, other.turns[owner])
+
+    def copy(self) -> _Ring[T]:
+        other: _Ring[T] = _Ring()
+        for owner in self.turns:
+            other.take_over(self, owner)
             other._backlogs[owner] = self._backlogs[owner].copy()
-            other._give_turn(owner, turn)
-        other._latest, other._served = self._latest, self._served
-        for arrival, since in self.waits.values.items():
-            other.waits.put(arrival, since)
         return other
 
     def _give_turn(self, owner: Hashable, turn: int) -> None:
         while turn in self._owners.items:  # another owner may have had the inherited arrival before
             turn += 1
-        self._turns[owner] = turn
+        self.turns[owner] = turn
         self._owners.add(turn, owner)
 
 

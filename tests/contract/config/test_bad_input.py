@@ -57,6 +57,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ),
     *((field, bad) for field in ("paused", "fair") for bad in (0, 1, "yes", None, [])),
     *(("aging", bad) for bad in (0, -1, -inf, nan, "4", None, True, [])),
+    *(("weights", bad) for bad in (5, "gold", None, ["gold"])),
     *(("rate", bad) for bad in (5, "60", None, {"requests": 60})),
     *(("wrap", bad) for bad in (5, "retry", [])),
     *(("limiter", bad) for bad in (5, inf, "shared", [])),
@@ -290,6 +291,18 @@ def test_a_bad_field_of_a_config_is_an_error_that_names_it(field: str, bad: Any)
         attrs.evolve(LaneConfig(), **{field: bad})
 
 
+@pytest.mark.parametrize("bad", [0, -1, nan, inf, 1e-7, 1e7, 10**400, "4", None, True])
+def test_a_weight_is_a_number_in_its_range(bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=names(r"weights\['\*'\]", bad)):
+        LaneConfig(weights={"gold": 1, "*": bad})
+
+
+@pytest.mark.parametrize("bad", [5, "", None])
+def test_a_weight_is_for_an_owner_that_is_a_string(bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=names("weights", bad)):
+        LaneConfig(weights={"gold": 1, bad: 2})
+
+
 @pytest.mark.parametrize("field", ["warn_after", "overdue_after", "aging"])
 def test_a_config_has_no_more_seconds_than_a_clock_can_tell(field: str) -> None:
     with pytest.raises(ValueError, match=names(field, TOO_LONG)):
@@ -342,6 +355,7 @@ def test_no_lanes_at_all_are_allowed() -> None:
         ("overdue_after", 3.0),
         ("aging", 3.0),
         ("fair", True),
+        ("weights", {"gold": 2}),
         ("limiter", trio.CapacityLimiter(3)),
     ],
 )

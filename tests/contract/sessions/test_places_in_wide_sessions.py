@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+import attrs
 import trio
 from trio.testing import MockClock
 
@@ -130,6 +131,30 @@ async def test_a_fair_lane_that_is_widened_goes_on_with_the_turns_of_its_owners(
         lanes.submit_nowait(sleep, owner="z", name="z")
     recorder.check()
     assert [job.name for job in recorder.started] == ["x1", "x2", "y1", "x3", "z", "y2"]
+
+
+async def test_owners_start_jobs_by_their_weights_which_may_change(
+    autojump_clock: MockClock,
+) -> None:
+    recorder = LaneRecorder()
+    main = LaneConfig(weights={"gold": 3})
+    assert main.fair
+    async with open_lanes({"main": main}, instruments=[recorder]) as lanes:
+        for i in range(24):
+            lanes.submit_nowait(sleep, session=f"g{i}", owner="gold", name="g")
+            lanes.submit_nowait(sleep, session="alice", name="a")
+            lanes.submit_nowait(sleep, name="-")
+        await trio.sleep(9.5)
+        lanes.configure({"main": attrs.evolve(main, weights={"alice": 2, "*": 1})})
+        await trio.sleep(8)
+        lanes.configure({"main": attrs.evolve(main, weights={})})
+        await trio.sleep(6)
+        lanes.clear()
+    recorder.check()
+    started = "".join(job.name for job in recorder.started)
+    assert [started[:10].count(name) for name in "ga-"] == [6, 2, 2]
+    assert [started[10:18].count(name) for name in "ga-"] == [2, 4, 2]
+    assert [started[18:].count(name) for name in "ga-"] == [2, 2, 2]
 
 
 async def test_taking_back_the_forwarded_jobs_of_a_wide_session_costs_n_log_n(
