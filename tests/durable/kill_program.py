@@ -6,7 +6,8 @@ workers that are left.
 
 A worker writes a line into the log when a body begins and when it ends: ``begin``, or ``end``, or
 ``late``, or ``cut`` if it was cancelled; job, fence, session, payload, lane, pid, and the monotonic
-time, which is the same for all processes.
+time, which is the same for all processes. It writes ``spent`` when the body got its estimate from
+the quota of a tenant, and ``used`` before it settles that to the lower amount that it used.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import trio
 
+from trio_lanes import RateLimit
 from trio_lanes.durable import (
+    BudgetSpentError,
+    DurableLanes,
     PostgresStore,
     Store,
     StoreUnavailableError,
@@ -30,6 +35,12 @@ from trio_lanes.durable import (
 from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.sockets import connect_unix
 
+TENANTS = 3
+SPENDS_EVERY = 4
+CAP = 30
+"""How much all bodies of a tenant may spend: less than they ask for."""
+QUOTAS = {"tenant:*": RateLimit(CAP, per=1e6, unit="tokens", algorithm="sliding")}
+ESTIMATE, USED = 3, 2
 LANES = {"main": 12, "few": 2}  # four workers have a capacity of 16
 LEASE = float(os.environ.get("KILLS_LEASE", "3"))
 AHEAD = float(os.environ.get("KILLS_CLOCK", "0"))
@@ -40,6 +51,10 @@ over then, and its job may run elsewhere."""
 CAPACITY = 4
 RESULT_TTL = 1e9
 """The checks read all jobs at the end, also if clocks have been hours ahead."""
+
+
+def tenant_of(payload: int) -> str:
+    return f"tenant:{payload // SPENDS_EVERY % TENANTS}"
 
 
 def store_of(kind: str, address: str) -> Store:
@@ -62,12 +77,26 @@ async def work(kind: str, address: str, log: str) -> None:
         line = " ".join(map(str, (what, *words, time.monotonic())))
         os.write(file, f"{line}\n".encode())
 
+    opened: list[DurableLanes] = []
+
+    async def spend(payload: int) -> None:
+        quota = opened[0].quota(tenant_of(payload))
+        with suppress(BudgetSpentError, StoreUnavailableError):
+            spent = await quota.spend(tokens=ESTIMATE, wait=False)
+            note("spent", payload)
+            note("used", payload)
+            await spent.settle(tokens=USED)
+
     async def job(payload: Any) -> Any:
         note("begin", payload)
         how, seconds, began = "cut", 0.02 + payload % 7 * 0.02, time.monotonic()
         try:
+            if payload % SPENDS_EVERY == 0:
+                await spend(payload)
+            asked = time.monotonic() - began
             await trio.sleep(seconds)
-            how = "end" if time.monotonic() - began < seconds + STALLED else "late"
+            slept = time.monotonic() - began - asked
+            how = "end" if asked < 0.5 * LEASE and slept < seconds + STALLED else "late"
         finally:
             note(how, payload)
         return payload
@@ -80,7 +109,9 @@ async def work(kind: str, address: str, log: str) -> None:
         lease_ttl=LEASE,
         max_crashes=1_000_000,
         result_ttl=RESULT_TTL,
-    ):
+        quotas=QUOTAS,
+    ) as lanes:
+        opened.append(lanes)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             await anext(aiter(signals))  # then the block is left, which drains
 

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from tests.durable.kill_program import LANES, LEASE
+from tests.durable.kill_program import CAP, ESTIMATE, LANES, LEASE, USED, tenant_of
 from trio_lanes.durable import DurableLanes, DurableState, DurableStatus, StoreUnavailableError
 
 PROCESSES = 4
@@ -58,6 +58,8 @@ class Log:
         self._read = 0
         self.runs: dict[int, Run] = {}
         self.done: set[int] = set()  # payloads
+        # {fence: (payload, how much it took at least)}
+        self.spent: dict[int, tuple[int, int]] = {}
         self._running: defaultdict[int, dict[int, Run]] = defaultdict(dict)
 
     def read(self) -> None:
@@ -69,6 +71,9 @@ class Log:
                 break
             self._read += len(line)
             what, job, fence, session, payload, lane, pid, now = line.decode().split()
+            if what in ("spent", "used"):
+                self.spent[int(fence)] = (int(payload), ESTIMATE if what == "spent" else USED)
+                continue
             if what == "begin":
                 assert int(fence) not in self.runs
                 run = Run(int(job), int(fence), session, int(payload), lane, int(pid), float(now))
@@ -249,6 +254,7 @@ class Story:
             assert job.crashes >= sum(run.killed and not run.cut for run in of), (job, of)
         self._check_order()
         self._check_limits()
+        self._check_budgets()
         assert self.kills_that_hit >= self.kills / 2, (self.kills_that_hit, self.kills)
 
     async def check_after_losses(self) -> str:
@@ -295,6 +301,13 @@ class Story:
         for lane, limit in LANES.items():
             together = most_at_once(run for run in self.log.runs.values() if run.lane == lane)
             assert together <= limit, (lane, together)
+
+    def _check_budgets(self) -> None:
+        spent: Counter[str] = Counter()
+        for payload, amount in self.log.spent.values():
+            spent[tenant_of(payload)] += amount
+        # what was taken and not noted, by the dead, is more
+        assert max(spent.values()) <= CAP, spent
 
     def summary(self) -> str:
         return (

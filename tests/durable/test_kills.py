@@ -26,7 +26,7 @@ async def test_kill_9_on_a_served_file_loses_nothing(tmp_path: Path) -> None:
             async with open_durable_lanes(owner.guest(), {}, LANES, worker=False) as lanes:
                 bury = partial(owner.store.declare_dead, socket.gethostname())
                 async with killing(lanes, "served", path, tmp_path, bury) as story:
-                    await story.go_on(partial(story.kill_and_stop, number("KILLS_SERVED", 12)))
+                    await story.go_on(partial(story.kill_and_stop, number("KILLS_SERVED", 20)))
                     print(story.summary())
                     await story.check()
             nursery.cancel_scope.cancel()

@@ -85,12 +85,13 @@ def quotas_table(quotas: Sequence[QuotaStatistics], instances: Sequence[Instance
     """Show the levels of quotas, and who waits."""
     where = _where(instances)
     return Table(
-        ("quota", "rate", "in use", "replenished", "waiting", ""),
+        ("quota", "rate", "in use", "left", "replenished", "waiting", ""),
         [
             (
                 quota.name,
                 rate_text(level.limit),
                 number(level.used),
+                number(level.left),
                 "" if level.full_at is None else moment(level.full_at),
                 number(quota.waiting),
                 _requests(quota.waiters, quota.waiting, where),
@@ -98,7 +99,7 @@ def quotas_table(quotas: Sequence[QuotaStatistics], instances: Sequence[Instance
             for quota in quotas
             for level in quota.levels
         ],
-        frozenset({"in use", "waiting"}),
+        frozenset({"in use", "left", "waiting"}),
     )
 
 
@@ -224,7 +225,7 @@ async def quota(lanes: DurableLanes, name: str | None, reset: bool) -> Answer:
         if name is None:
             raise CommandError("say which quota: NAME --reset")
         known = await lanes.reset_quota(name)
-    found = [one for one in (await lanes.statistics()).quotas if name in (None, one.name)]
+    found = (await lanes.statistics(quota=name)).quotas
     if reset:
         line = f"reset {name}" if known else f"nothing was ever spent from {name!r}"
         return Answer({"reset": known, "quotas": found}, [line], DONE if known else NO)

@@ -547,7 +547,7 @@ class DurableStatistics:
     locks: tuple[LockStatistics, ...] = ()
     """The locks that are held or waited for: the 100 for which most requests wait."""
     quotas: tuple[QuotaStatistics, ...] = ()
-    """The first 100 quotas."""
+    """The first 100 quotas, or the one that was asked for."""
 
 
 @final

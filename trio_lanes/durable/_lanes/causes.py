@@ -228,8 +228,8 @@ class _RootSearch:
         return cause_at(way, "rate", name, root, seconds=seconds + later if known else None)
 
     async def _quota(self, name: str, seconds: float | None, way: _Way) -> Cause:
-        quotas = (await self._lanes.statistics()).quotas
-        levels = next((one.levels for one in quotas if one.name == name), ())
+        quotas = (await self._lanes.statistics(quota=name)).quotas
+        levels = next((one.levels for one in quotas), ())
         used = ", ".join(f"{level.used:,} used of {level.limit.in_words}" for level in levels)
         advice = f'raise the limit of the quota "{name}", or reset it'
         return cause_at(

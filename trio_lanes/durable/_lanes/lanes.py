@@ -590,13 +590,15 @@ class DurableLanes(HasEnd):
 
     # ---- inspection
 
-    async def statistics(self) -> DurableStatistics:
+    async def statistics(self, *, quota: str | None = None) -> DurableStatistics:
         """Return the numbers of jobs and sessions in the store, by lane and in all.
 
         And the paused sessions, the levels of quotas, and which jobs have locks or wait for locks
-        and quotas.
+        and quotas. The quotas are the first 100 in use, by name, or the one of the name ``quota``.
         """
-        return await self._store.look(inspection.AllStatistics())
+        if quota is not None:
+            checked_name("quota", quota)
+        return await self._store.look(inspection.AllStatistics(quota))
 
     async def jobs(
         self,

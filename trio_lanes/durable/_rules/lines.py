@@ -46,17 +46,22 @@ def remember(queues: Queues, quota: str, limits: Sequence[RateLimit]) -> None:
 def limits_of(tables: Tables, quota: str) -> tuple[RateLimit, ...] | None:
     """Return the limits of a quota that were applied last; None: the store knows none."""
     known = tables.of(QUOTAS)
+    if is_template(quota):
+        return None
     return known.get(quota) or known.get(template_of(quota, known) or "")
 
 
-def quotas(tables: Tables, now: float) -> dict[str, tuple[QuotaLevel, ...]]:
-    """Return the levels of the first quotas from which something was spent, by name.
+def quotas(
+    tables: Tables, now: float, only: str | None = None
+) -> dict[str, tuple[QuotaLevel, ...]]:
+    """Return the levels of the first quotas, or one, from which something was spent, by name.
 
     A quota of a template is one of these as long as some of it is in use.
     """
     named = {name for name in tables.of(QUOTAS) if not is_template(name)}
     found: dict[str, tuple[QuotaLevel, ...]] = {}
-    for name in sorted(named | rates.names_of("quota", tables.meters())):
+    some = named | rates.names_of("quota", tables.meters()) if only is None else {only}
+    for name in sorted(some):
         levels = rates.levels(tables, f"quota {name}", limits_of(tables, name) or (), now)
         if name in named or any(level.used for level in levels):
             found[name] = levels

@@ -174,6 +174,9 @@ class AllStatistics(Question[DurableStatistics], long=True):
     """The numbers of jobs and sessions, by lane and in all; and who has and who waits for locks and
     quotas, with the levels of these; and the paused sessions."""
 
+    quota: str | None = None
+    """The one quota whose levels are asked for, not those of the first."""
+
     def answer(self, queues: Queues) -> DurableStatistics:
         tables, now = queues.tables, queues.now
         counts = [(*key, n) for key, n in tables.counts().all().items()]
@@ -185,7 +188,7 @@ class AllStatistics(Question[DurableStatistics], long=True):
             tables.sessions_of_lanes(),
             tables.of(PAUSES),
             tables.requests_of(None),
-            quotas(tables, now),
+            quotas(tables, now, self.quota),
             sessions=tables.sessions(),
             store=tables.identity(),
         )

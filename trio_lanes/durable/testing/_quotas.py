@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,8 @@ from ... import RateLimit
 from .. import BudgetSpentError, Quota
 from ..acts.inspection import AllStatistics
 from ..acts.locks import LevelsOf, ResetQuota, Settle, Spend
-from ._bench import Bench, ticket
+from ..store import LISTED
+from ._bench import Bench, Played, ticket
 
 FIVE = RateLimit(5, per=10.0, unit="tokens", algorithm="sliding")
 LEAKING = RateLimit(29, per=10.0, burst=20, unit="tokens")  # one a second
@@ -62,6 +64,18 @@ class QuotaStories(Bench):
             (quota,) = await self._quotas(store)
             assert (quota.name, [level.used for level in quota.levels]) == ("t:2", [3])
 
+    async def test_a_quota_is_asked_for_by_its_name_however_many_there_are(self) -> None:
+        async with self.playing() as store, self.instance(worker=False) as asking:
+            for n in range(LISTED + 2):
+                await store.do(Spend(f"t:{n:03}", [FIVE], {"tokens": 1}, None, "t:*"))
+            assert [one.name for one in await self._quotas(store)][-1] == f"t:{LISTED - 1:03}"
+            for name in ("t:*", "unknown"):
+                assert (await asking.statistics(quota=name)).quotas == ()
+            (quota,) = (await asking.statistics(quota=f"t:{LISTED + 1:03}")).quotas
+            assert [level.left for level in quota.levels] == [4]
+            with self.raises(ValueError):
+                await asking.statistics(quota="")
+
     async def _quotas(self, store: Any) -> Any:
         return (await store.look(AllStatistics())).quotas
 
@@ -107,3 +121,44 @@ class QuotaStories(Bench):
             assert [level.used for level in await store.look(LevelsOf("q"))] == [5]
             await self.advance(11.0)
             assert (await store.do(spend, mine))[0] == 0
+
+    async def test_random_spends_settles_and_crashes_admit_no_more_than_the_cap(self) -> None:
+        if not self.virtual:
+            return  # its model needs the time
+        chance = random.Random(42)
+        charges: dict[str, list[list[float]]] = {"t:1": [], "t:2": []}  # [when, how many]
+        spent: list[tuple[str, list[float], float]] = []  # (quota, charge, the store's time)
+        async with self.playing(lease_ttl=3600.0) as store, self.instance(worker=False):
+            for _ in range(120):
+                now, name = trio.current_time(), chance.choice(["t:1", "t:2"])
+                used = sum(many for at, many in charges[name] if at + 10.0 > now)
+                what, amount = chance.random(), chance.randint(0, 5)
+                if what < 0.5:
+                    act: Any = Spend(name, [FIVE], {"tokens": amount}, None, "t:*", wait=False)
+                    answer = await self._spent_or_refused(store, act)
+                    if isinstance(answer, BudgetSpentError):
+                        assert used + amount > 5
+                        assert answer.left == {"tokens": 5 - used}
+                    else:
+                        assert used + amount <= 5 or not amount
+                        charges[name].append([now, amount])
+                        spent.append((name, charges[name][-1], answer[1]))
+                elif what < 0.75 and spent:
+                    name, charge, at = spent.pop(chance.randrange(len(spent)))
+                    change = chance.randint(-int(charge[1]), 2)
+                    await store.twice(Settle(name, [FIVE], at, {"tokens": change}, "t:*"))
+                    if change > 0:  # only so the cap is passed
+                        charges[name].append([now, change])
+                    elif charge[0] + 10.0 > now:
+                        charge[1] += change
+                elif what < 0.8:
+                    await store.leave()
+                    await store.join()
+                else:
+                    await self.advance(chance.choice((0.37, 2.11, 5.23)))
+
+    async def _spent_or_refused(self, store: Played, spend: Spend) -> Any:
+        try:
+            return await store.twice(spend)
+        except BudgetSpentError as refused:
+            return refused

@@ -98,7 +98,7 @@ end
 
 -- What statistics are made of. `counts`: {state, lane, name, number}; `sessions_of_lanes`: of the lanes in
 -- these; `handled`: the names of live instances' handlers.
-function READS.all_statistics()
+function READS.all_statistics(quota)
   local counts, by_lane, handled, requests = all_counts(), {}, {}, {}
   for _, count in ipairs(counts) do
     by_lane[count[2]] = call('HLEN', ROOT .. 'sl:' .. count[2])
@@ -115,7 +115,7 @@ function READS.all_statistics()
     store = call('HGET', META, 'identity'), sessions = call('HGET', META, 'sessions') or 0, now = now,
     counts = counts, lanes = lanes(), sessions_of_lanes = by_lane, handled = handled,
     pauses = call('ZRANGE', ROOT .. 'pauses', 0, -1, 'WITHSCORES'), requests = requests,
-    quotas = lines.quotas(),
+    quotas = lines.quotas(given(quota)),
   }) }
 end
 

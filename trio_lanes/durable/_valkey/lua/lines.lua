@@ -81,8 +81,8 @@ function lines.limits_of(quota, all)
   end
 end
 
--- The quotas from which something was spent, by name: {limits, what is in use of each}.
-function lines.quotas()
+-- The quotas, or one, from which something was spent: {name, limits, what is in use of each}.
+function lines.quotas(only)
   local found, all = {}, all_limits()
   local function add(name)
     local limits, meters, template = lines.limits_of(name, all)
@@ -94,6 +94,10 @@ function lines.quotas()
     if levels and used then
       found[#found + 1] = { name, limits, levels }
     end
+  end
+  if only then
+    add(only)
+    return found
   end
   for name in pairs(all) do
     add(name)

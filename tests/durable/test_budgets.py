@@ -1,0 +1,64 @@
+"""The quotas of very many tenants, and through the door for asyncio."""
+
+import asyncio
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from trio_lanes import RateLimit, aio
+from trio_lanes.durable import BudgetSpentError, MemoryStore, SqliteStore, open_durable_lanes
+
+QUOTAS = {"tenant:*": RateLimit(90, per=1e5, unit="tokens", algorithm="sliding")}
+STEP = 10
+"""Instructions of SQLite's machine between two counts."""
+
+
+@pytest.mark.asyncio_only
+async def test_a_quota_has_its_verbs_through_the_door_for_asyncio() -> None:
+    async with aio.open_durable_lanes(MemoryStore(), {}, quotas=QUOTAS) as lanes:
+        quota = lanes.quota("tenant:1")
+        spent = await asyncio.create_task(quota.spend(tokens=80))
+        with pytest.raises(BudgetSpentError) as refused:
+            await quota.spend(tokens=20, wait=False)
+        await spent.settle(tokens=70)
+        assert (refused.value.left, await quota.left()) == ({"tokens": 10}, {"tokens": 20})
+
+
+@pytest.mark.slow
+@pytest.mark.real_processes
+async def test_a_spend_looks_at_as_much_with_4000_tenants_as_with_100(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [0]
+    connect = sqlite3.connect
+
+    def count() -> None:
+        counts[0] += 1
+
+    def counting(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **options)
+        connection.set_progress_handler(count, STEP)
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", counting)
+
+    async def spends(tenants: int) -> int:
+        store = SqliteStore(tmp_path / f"{tenants}.db", synchronous="NORMAL")
+        async with open_durable_lanes(store, {}, quotas=QUOTAS) as lanes:
+            for first in range(0, tenants, 100):
+                async with trio.open_nursery() as nursery:
+                    for n in range(first, first + 100):
+                        quota = lanes.quota(f"tenant:{n}")
+                        nursery.start_soon(partial(quota.spend, tokens=1))
+            counts[0] = 0
+            for n in range(40):
+                await lanes.quota(f"tenant:{n * tenants // 40}").spend(tokens=1)
+            return counts[0]
+
+    few, many = await spends(100), await spends(4_000)
+    assert few > 0
+    assert many <= 1.2 * few
