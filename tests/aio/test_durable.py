@@ -57,6 +57,26 @@ async def test_a_handler_is_asyncios_and_has_the_verbs_of_its_run() -> None:
 
 
 @pytest.mark.asyncio_only
+async def test_a_handler_of_asyncios_waits_for_children_without_its_slot() -> None:
+    async def parent(payload: object) -> object:
+        run = current_durable_job()
+        assert run is not None
+        async with run.children() as jobs:
+            first = await jobs.submit("child", 1)
+            assert (await jobs.wait_first()).id == first.id
+            await jobs.submit("child", 2)
+            return await jobs.wait_all()
+
+    async def child(payload: object) -> object:
+        await asyncio.sleep(0)
+        return payload
+
+    handlers = {"parent": parent, "child": child}
+    async with open_durable_lanes(MemoryStore(), handlers, {"main": 1}) as lanes:
+        assert await (await lanes.submit("parent")).wait() == [1, 2]
+
+
+@pytest.mark.asyncio_only
 async def test_a_handler_that_fails_or_is_cancelled_ends_as_in_trio() -> None:
     async def fails(payload: object) -> None:
         raise KeyError(payload)

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.monitor.web import Operator, ask, operator
+from tests.monitor.web import Operator, ask, looking, operator
 from trio_lanes import LaneConfig, RateLimit, open_lanes
 from trio_lanes.durable import (
     DurableLanes,
@@ -19,6 +19,7 @@ from trio_lanes.durable import (
     Retry,
     RetryPolicy,
     StoreUnavailableError,
+    current_job,
     open_durable_lanes,
 )
 from trio_lanes.monitor import monitor
@@ -81,6 +82,34 @@ async def test_the_page_tells_of_instances_retries_and_dead_letters_by_error(
         parked, queued = told["jobs"]
         assert (parked["id"], parked["why"], parked["attempt"]) == (retried.id, "retry", 0)
         assert (queued["id"], queued["session"], queued["until"]) == (waiting.id, "ben", None)
+
+
+async def test_a_job_says_how_many_of_its_children_have_ended(autojump_clock: MockClock) -> None:
+    async def parent(payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        async with run.children() as jobs:
+            for number in range(3):
+                await jobs.submit("child", number, delay=10 * number)
+
+    async def child(payload: Any) -> None: ...
+
+    handlers = {"parent": parent, "child": child}
+    async with open_durable_lanes(MemoryStore(), handlers) as lanes:
+        assert lanes.local is not None
+        app = monitor(lanes.local, durable=lanes)
+        job = await lanes.submit("parent")
+        await trio.sleep(15)
+        async with looking(app) as viewer:
+            ((run,),) = [(await viewer.next())["jobs"]]
+        assert (await ask(app, f"/job/{run['id']}")).json["children"] == [2, 3]
+        assert (await ask(app, f"/durable/{job.id}")).json["children"] == [2, 3]
+        await job.wait()
+        assert (await ask(app, f"/durable/{job.id}")).json["children"] is None
+    async with open_durable_lanes(MemoryStore(), {}, worker=False) as asking, open_lanes() as lanes:
+        job = await asking.submit("parent")
+        app = monitor(lanes, durable=asking)
+        assert (await ask(app, f"/durable/{job.id}")).json["children"] is None
 
 
 async def test_the_store_is_asked_every_two_seconds_however_many_look(

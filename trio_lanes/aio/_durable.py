@@ -44,7 +44,7 @@ class _Door:
         value = getattr(self._behind, name)
         if not ismethod(value):
             return _at_door(value)
-        if name in ("lock", "yield_slot"):
+        if name in ("children", "lock", "yield_slot"):
             return lambda *args, **options: Hosted(value(*args, **options), _at_door)
         return partial(_awaited if iscoroutinefunction(value) else _called, value)
 

@@ -15,7 +15,6 @@ from ._contract.errors import ResultGoneError as ResultGoneError
 from ._contract.errors import UnknownHandlerError as UnknownHandlerError
 from ._lanes.failures import FailureGroup as FailureGroup
 from ._lanes.failures import FailureGroups as FailureGroups
-from ._lanes.job import DurableJob as DurableJob
 from ._lanes.lanes import DurableLanes as DurableLanes
 from ._lanes.locks import HeldLock as HeldLock
 from ._lanes.locks import Quota as Quota
@@ -28,6 +27,8 @@ from ._options.retry import NoRetry as NoRetry
 from ._options.retry import Retry as Retry
 from ._options.retry import RetryPolicy as RetryPolicy
 from ._options.submission import Submission as Submission
+from ._runs.children import Children as Children
+from ._runs.job import DurableJob as DurableJob
 from ._runs.run import DurableRun as DurableRun
 from ._runs.run import SendsHeaders as SendsHeaders
 from ._runs.run import current_job as current_job

@@ -16,6 +16,7 @@ import trio
 
 from trio_lanes.durable import (
     DurableLanes,
+    DurableRun,
     DurableState,
     DurableStatus,
     ResultGoneError,
@@ -26,7 +27,7 @@ from ._actions import RefusedError, whole
 from ._frames import problems_of
 from ._notes import Notes
 from ._shown import MAX_ROWS, Frame, clipped, shown
-from ._story import root_of
+from ._story import children_of, root_of
 
 EVERY: Final = 2.0  # seconds
 JOB_COUNTS: Final = ("waiting", "parked", "running", "dead")
@@ -106,10 +107,13 @@ class Durable:
         except StoreError as error:
             return {"error": clipped(error, 300)}
         texts = ("payload", "outcome")
+        here = [] if self._lanes.local is None else self._lanes.local.jobs()
+        runs = (one for one in here if isinstance(one.meta, DurableRun) and one.meta.id == id)
         return {
             "at": round(time.time(), 3),
             **shown(status, *_OF_A_JOB, "waits", "history", longest=300),
             "roots": [root_of(cause) for cause in causes],
+            "children": children_of(next(runs, None)),
             **(shown(status.texts, *texts, longest=_LONGEST_SHOWN) if operates else {}),
         }
 

@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from trio_lanes import Cause, Job, JobState, Lane, Lanes, SessionLane
+from trio_lanes.durable import DurableRun
 
 from ._actions import RefusedError, members_of
 from ._ended import ended
@@ -35,6 +36,7 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
         "place": None,
         "waits": dict(job.waits),
         "roots": [] if job.done else [root_of(cause) for cause in job.root_causes()],
+        "children": children_of(job),
     }
     if job.state is JobState.WAITING:
         lane = lanes.lane(job.lane)
@@ -42,6 +44,14 @@ def story(lanes: Lanes, frames: Frames, job: Job[Any]) -> Frame:
         found["place"] = head.index(job) + 1 if job in head else None
         found["line"] = lane.statistics().waiting_in_lane
     return found
+
+
+def children_of(job: Job[Any] | None) -> tuple[int, int] | None:
+    """Return how many children of a durable job have ended, and how many it has submitted."""
+    run = None if job is None else job.meta
+    if isinstance(run, DurableRun) and run.children_ended[1]:
+        return run.children_ended
+    return None
 
 
 def session_story(lanes: Lanes, frames: Frames, key: str) -> Frame:

@@ -45,6 +45,7 @@ from .._options.limits import (
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
 from .._options.submission import Submission, checked_cost, checked_key_after, checked_priority
+from .._runs.job import DurableJob
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
 from .._sql.weak_values import WeakValues
@@ -56,7 +57,6 @@ from .causes import root_causes
 from .ending import HasEnd
 from .failures import FailureGroups, failures
 from .health import health
-from .job import DurableJob
 from .locks import HeldLock, Quota, Requests
 from .log import DurableLog
 

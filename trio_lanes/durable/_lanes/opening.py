@@ -147,6 +147,7 @@ def open_durable_lanes(
     if not worker:
         return _asking(durable, opening)
     durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
+    durable._worker.submit = durable.submit
     durable._requests = Requests(store, durable._worker)
     durable._quotas = limits
     # the store alone decides which jobs run: the core's lanes have no limits of their own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, final, runtime_checkable
 
 import trio
@@ -20,6 +20,7 @@ from ..acts.inspection import QueueOf
 from ..acts.jobs import Enqueue
 from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Take
+from .children import Children, open_children
 from .deadlock import JobWait
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class DurableRun:
       checkpoint_data: the last argument of `checkpoint` in this or an earlier run; else None.
       headers: what the instruments of the submitter gave to the job: see `SendsHeaders`.
     """
+
+    _last_child = 0  # the number of the last child without a name
+    _children_seen: tuple[int, int] = (0, 0)
 
     def __init__(self, claim: Claim, store: Store, worker: Worker) -> None:
         self.id: Final = claim.id
@@ -259,6 +263,34 @@ class DurableRun:
                         if self._lending > 0:
                             break  # another task has lent it since, and will take it back
                         stepped = self._worker.next_step()
+
+    def children(self) -> AbstractAsyncContextManager[Children]:
+        """Submit jobs from this run, and wait for them; the next attempt finds them again.
+
+        ::
+
+            async with run.children() as jobs:
+                for url in urls:
+                    await jobs.submit("fetch", url)
+                pages = await jobs.wait_all()
+
+        Each child has a key made of this job's number. So the next attempt, after a crash, a deploy
+        or a failure, finds the children that there are, and starts none of them twice, while
+        the store remembers them: ``result_ttl`` seconds after their ends. It must submit the same
+        children in the same order, or with names.
+
+        While it waits for them, this run lends its slot, as `yield_slot` does; its session stays
+        closed. Leaving the block waits for the children that have not ended, and raises nothing of
+        them. Leaving it with an exception, or cancelled, waits for nothing: the children stay in
+        the store and go on; cancelling this job cancels none of them. Entering is no checkpoint;
+        leaving normally is one. See `Children`.
+        """
+        return open_children(self)
+
+    @property
+    def children_ended(self) -> tuple[int, int]:
+        """Of how many of its children this run has seen the end, and how many it has submitted."""
+        return self._children_seen
 
     async def _lost(self) -> NoReturn:
         """Cancel this run, since the store may have given its job to another."""

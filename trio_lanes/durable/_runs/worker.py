@@ -44,6 +44,7 @@ from .._contract.records import (
 from .._options.json_text import decode, encode, encode_error, error_line
 from .._options.retry import RetryPolicy, again
 from . import events
+from .job import DurableJob
 from .run import DurableRun
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -135,6 +136,8 @@ class Worker:
         self.closed: bool = False
         self.claiming: bool = True
         self.core: Lanes | None = None
+        self.submit: Callable[..., Awaitable[DurableJob]]
+        """`DurableLanes.submit`, for the children of runs."""
 
     # ---- the pump
 

@@ -261,7 +261,9 @@ class ValkeyStore:
         weight = max(1, len(lookups.batch) + len(lookups.ids))
         answer: Any = text.answer_to(act, await self._call(act.name, ticket, *words, weight=weight))
         if lookups.batch:
-            self._waiters.accepted(answer)  # ids
+            # the job of a key may be of another client, which hears of its end in place of this one
+            ids = [id for id, job in zip(answer, lookups.batch, strict=True) if job.key is None]
+            self._waiters.accepted(ids)
         return answer  # type: ignore[no-any-return]  # it is T
 
     async def _in_portions(self, act: PortionedAct, ticket: str) -> int:

@@ -10,6 +10,7 @@ import trio.testing
 from ._again import AgainStories
 from ._bench import REAL_PAUSE, MakeStore, plain_tests
 from ._blockers import BlockerStories
+from ._children import ChildrenStories
 from ._control import ControlStories
 from ._crash import CrashStories
 from ._keys import KeyStories
@@ -28,6 +29,7 @@ STORIES: Final = (
     ControlStories,
     LimitStories,
     BlockerStories,
+    ChildrenStories,
     CrashStories,
     LockStories,
     NameStories,

@@ -41,6 +41,7 @@ class Story extends Panel {
       const facts = [["state", told.state + (told.why ? `: ${told.why}` : "") + (told.until === null ? "" : `, ${seconds(Math.max(0, told.until - told.at))} more`)], ["lane", told.lane],
         ["session", told.session ?? "none"], ["attempts", `${told.attempt}${told.crashes ? `, ${told.crashes} crashes` : ""}`]];
       if (told.error) facts.push(["error", told.error]);
+      if (told.children) facts.push(["children", `${told.children[0]} of ${told.children[1]} ended`]);
       const dead = told.state === "dead" || told.state === "failed", act = (/** @type {string} */ verb, /** @type {string} */ text) =>
         h("p", { class: "buttons" }, h("button", { type: "button", "data-key": verb, click: () => tell(this, "lanes-act", { do: verb, job: told.id }) }, text));
       return [h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])), ...told.roots.map((root) => way(root, "stored")), ...spent(told.waits),
@@ -100,6 +101,7 @@ class Story extends Panel {
     facts.push(["from", told.session === null ? "no session" : to("session", told.session, told.session),
       told.priority === undefined ? "" : ` · owner ${told.owner ?? "none"} · priority ${told.priority}`]);
     if (told.parent) facts.push(["parent", to("job", told.parent.id, called(told.parent))]);
+    if (told.children) facts.push(["children", `${told.children[0]} of ${told.children[1]} ended`]);
     return facts;
   }
 

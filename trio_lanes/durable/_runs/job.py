@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import trio
 
@@ -21,12 +21,16 @@ from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
 from .._contract.state import CANCELLED, DEAD, SUCCEEDED
 from .._options.json_text import decode
-from .._runs.deadlock import wait_inside
-from .._runs.run import current_job
 from ..acts.inspection import StatusOf
+from .deadlock import wait_inside
+from .run import current_job
 
-if TYPE_CHECKING:
-    from .lanes import DurableLanes
+
+class _FindsRoots(Protocol):
+    """`DurableLanes`, which imports this module."""
+
+    async def root_causes(self, id: int) -> tuple[Cause, ...]:
+        """Return the roots of a job's wait."""
 
 
 @final
@@ -39,7 +43,7 @@ class DurableJob:
 
     __slots__ = ("__weakref__", "_cause", "_lanes", "_store", "id")
 
-    def __init__(self, store: Store, id: int, lanes: DurableLanes) -> None:
+    def __init__(self, store: Store, id: int, lanes: _FindsRoots) -> None:
         self.id: Final = id
         self._store = store
         self._lanes = lanes
