@@ -209,7 +209,7 @@ class Window(Generic[T_co]):
         else:
             self._request = scheduler.request_room(job, self._room_decided)
 
-    def _room_decided(self, what: outcome.Maybe[None]) -> None:
+    def _room_decided(self, what: outcome.Maybe[AnyJob]) -> None:
         request, self._request = self._request, None
         assert request is not None
         job = request.job

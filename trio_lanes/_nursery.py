@@ -130,6 +130,8 @@ class LaneNursery:
         return job
 
     def _start(self, fn: Any, args: tuple[Any, ...], options: Any) -> AnyJob:
+        if options.get("coalesce") is not None:
+            raise ValueError("coalesce is for lanes: a child belongs to its nursery alone")
         if self._body_has_ended and not self._children:
             raise RuntimeError("Nursery is closed to new arrivals")
         if self._stopping or self._nursery.cancel_scope.cancel_called:

@@ -358,27 +358,33 @@ class _ArrivedCall:
                 raise QueueTimeoutError(seconds)
             when = self._at + job._options.delay + seconds
             self._timer = scheduler.timers.call_at(when, self._out_of_time)
-        if self.accepted is not None:
+        joined = None if job._options.coalesce is None else scheduler.coalesce(job)
+        if joined is None and self.accepted is not None:
             self._portal._submitter._check_room(job)
-        self._target = job
-        scheduler.add_waiter(job, self)
-        if scheduler.full(job) is None:
+        self._target = joined or job
+        scheduler.add_waiter(self._target, self)
+        if joined is None and scheduler.full(job) is None:
             scheduler.submit(job)
-        else:
+        elif joined is None:
             self._request = scheduler.request_room(job, self._room_decided)
         if self.accepted is not None:
             self.accepted.set_result(None)
 
-    def _room_decided(self, what: outcome.Maybe[None]) -> None:
+    def _room_decided(self, what: outcome.Maybe[AnyJob]) -> None:
         self._request = None
         if isinstance(what, outcome.Error):
             self.end(what)
+        elif what.value is not self._target:
+            self._target = what.value
+            self._portal._scheduler.add_waiter(what.value, self)
 
     def _out_of_time(self) -> None:
         assert self._target is not None
         error = QueueTimeoutError(self._target._options.queue_timeout)
         if self._request is not None:
             self._portal._scheduler.give_up_room(self._request)
+            self.end(outcome.Error(error))
+        elif self._target._state is WAITING and self._target._options.give_up():
             self.end(outcome.Error(error))
         elif self._target._state is WAITING:
             self._portal._scheduler.withdraw(self._target, error)
@@ -400,7 +406,10 @@ class _ArrivedCall:
             self.end(_CANCELLED_OUTCOME)
         else:
             assert self._target is not None
-            self._target.cancel("its future was cancelled")
+            if self._target._options.give_up():
+                self.end(_CANCELLED_OUTCOME)
+            else:
+                self._target.cancel("its future was cancelled")
 
     def end(self, what: outcome.Maybe[Any], unretrieved: UnretrievedError | None = None) -> bool:
         """Settle the future, once; return whether it keeps the outcome."""

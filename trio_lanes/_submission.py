@@ -15,6 +15,7 @@ from trio.lowlevel import enable_ki_protection
 from ._actors.job import AnyJob, Blocker, Job, make_job
 from ._actors.lane import LaneActor
 from ._actors.options import NO_EXTRAS, JobOptions, MapOptions, rare_options
+from ._actors.state import WAITING
 from ._config.check import boolean, optional_sync, refuse_like_trio, whole
 from ._config.errors import LaneFullError, UnknownLaneError
 from ._config.names import resolve_global_lane, session_key
@@ -70,7 +71,7 @@ class Submitter:
         Returns the value of the function, or raises as `Job.wait` does. A checkpoint. Cancelling
         it withdraws a waiting job, and cancels a running job. Then it ends only when the job has
         ended: with the value if the body returned, with the exception if the body raised, else
-        with `trio.Cancelled`.
+        with `trio.Cancelled`. A job that stands for submissions of others as well goes on for them.
 
         Raises:
           LaneDeadlockError: inside a job, if this would never end. A waiting job is withdrawn; a
@@ -79,26 +80,25 @@ class Submitter:
         """
         caller = _lender(self._scheduler) if options.get("yield_slot") else None
         job: Job[T] = self._make(fn, args, options, runs=True)
+        on_submit = job._options.on_submit
         await self._checkpoint_if_cancelled()
         entered = self._enters_at_once(job)
         if caller is None:
-            if not entered:
-                await self._enter(job, runs=True)
-            if job._options.on_submit is not None:
-                _hand_over(job)
+            job = entered or await self._enter(job, runs=True)
+            if on_submit is not None:
+                _hand_over(job, on_submit)
             await self._run_for_caller(self._scheduler, job)
         else:
             async with caller.yield_slot():
-                if not entered:
-                    await self._enter(job, runs=True)
+                job = entered or await self._enter(job, runs=True)
                 self._scheduler.check_accepted(job)
-                if job._options.on_submit is not None:
-                    _hand_over(job)
+                if on_submit is not None:
+                    _hand_over(job, on_submit)
                 await self._run_for_caller(self._scheduler, job)
         try:
             return job._result()
         finally:
-            del job  # this frame is in the traceback of the error
+            del job, entered  # this frame is in the traceback of the error
 
     async def submit(
         self,
@@ -116,8 +116,7 @@ class Submitter:
         """
         job: Job[T] = self._make(fn, args, options)
         await self._checkpoint_if_cancelled()
-        await self._enter(job, runs=False)
-        return job
+        return await self._enter(job, runs=False)
 
     @enable_ki_protection
     def submit_nowait(
@@ -137,6 +136,8 @@ class Submitter:
         """
         job: Job[T] = self._make(fn, args, options)
         scheduler = self._scheduler
+        if job._options.coalesce is not None and (joined := scheduler.coalesce(job)) is not None:
+            return joined
         if job._lane.bounded or scheduler.registry.bounded_sessions:
             self._check_room(job)
         scheduler.submit(job)
@@ -159,19 +160,28 @@ class Submitter:
         """
         job: Job[object] = self._make(fn, args, options)
         job._let_failure_leave()
+        if job._options.coalesce is not None and self._scheduler.coalesce(job) is not None:
+            return
         self._check_room(job)
         self._scheduler.submit(job)
 
     def would_wait(self, **options: Unpack[JobOptions]) -> tuple[Blocker, ...]:
         """Return why a job with these options would wait if it were submitted now.
 
-        The tuple is empty if the job would start at once. Nothing is submitted or changed; bounds
-        on waiting jobs are ignored. Linear in the number of jobs before it. Not a checkpoint.
+        The tuple is empty if the job would start at once. With ``coalesce``, if it would join a job
+        of its key, the answer is why that job waits to start. Nothing is submitted or changed;
+        bounds on waiting jobs are ignored. Linear in the number of jobs before it. Not a
+        checkpoint.
 
         Raises:
           TypeError, ValueError, UnknownLaneError, LanesClosedError: as `submit_nowait`.
         """
-        return self._scheduler.newcomers_blockers(self._make(_nothing, (), options))
+        job: AnyJob = self._make(_nothing, (), options)
+        if job._options.coalesce is not None:
+            joined = self._scheduler.job_of_key(job)
+            if joined is not None:
+                return joined.blocked_by() if joined._state is WAITING else ()
+        return self._scheduler.newcomers_blockers(job)
 
     def map(
         self,
@@ -212,6 +222,8 @@ class Submitter:
         Raises:
           RuntimeError: for ``yield_slot`` outside of a job.
         """
+        if options.get("coalesce") is not None:
+            raise ValueError("coalesce is not for map(), which has a result for each item")
         optional_sync("session", session)
         boolean("ordered", ordered)
         if max_outstanding is not None and whole("max_outstanding", max_outstanding) < 1:
@@ -316,25 +328,30 @@ class Submitter:
             raise LaneFullError(full.name, full.config.max_waiting)
 
     @enable_ki_protection
-    def _enters_at_once(self, job: AnyJob) -> bool:
+    def _enters_at_once(self, job: AnyJob) -> AnyJob | None:
+        """Have ``job`` accepted, and return it, or the job of its key; None if there is no room."""
+        if job._options.coalesce is not None:
+            joined = self._scheduler.coalesce(job)
+            if joined is not None:
+                return joined
         if self._scheduler.full(job) is not None:
-            return False
+            return None
         self._scheduler.submit(job)
-        return True
+        return job
 
     @enable_ki_protection
-    async def _enter(self, job: AnyJob, *, runs: bool) -> None:
-        if self._enters_at_once(job):
-            await trio.lowlevel.cancel_shielded_checkpoint()
-        else:
-            await wait_for_room(self._scheduler, job, runs=runs)
+    async def _enter(self, job: AnyJob, *, runs: bool) -> AnyJob:
+        accepted = self._enters_at_once(job)
+        if accepted is None:
+            return await wait_for_room(self._scheduler, job, runs=runs)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return accepted
 
 
-def _hand_over(job: AnyJob) -> None:
+def _hand_over(job: AnyJob, on_submit: Callable[[AnyJob], None]) -> None:
     """Give the caller of ``run`` the handle of its job."""
     try:
-        assert job._options.on_submit is not None
-        job._options.on_submit(job)
+        on_submit(job)
     except Exception:  # the job is accepted, and goes on
         logger.exception("on_submit of %r raised", job)
 

@@ -284,7 +284,7 @@ class LaneRecorder(LaneInstrument):
         if job.state is not record.state and job.state not in TRANSITIONS[record.state]:
             self._blame(job, f"went from {record.state.name} to {job.state.name}")
         record.state = job.state
-        record.priority = job.priority
+        record.name, record.priority = job.name, job.priority
 
     def _waits_no_more(self, job: AnyJob, session: SessionActor | None) -> None:
         self._in_line.discard(job._lane, job)

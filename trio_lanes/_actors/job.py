@@ -349,6 +349,14 @@ class Job(Generic[T_co]):
         return self._options.delay
 
     @property
+    def submissions(self) -> int:
+        """How many submissions it stands for: 1, and each that has joined it by ``coalesce=``.
+
+        With ``keep="latest"``, its `name`, `meta` and other options are those of the newest.
+        """
+        return self._options.submissions
+
+    @property
     def parent(self) -> AnyJob | None:
         """The job that submitted it; None if no job did, or if that job is not in memory any more.
 
@@ -643,6 +651,21 @@ class Job(Generic[T_co]):
     def _let_failure_stay(self) -> None:
         """Undo `_let_failure_leave`."""
         self._unhandled = False
+
+    def _take_over(self, newest: AnyJob, keep: Literal["latest", "first"]) -> None:
+        """Stand for the submission of ``newest``, too.
+
+        With "latest", be what that was to be, but for its lanes, its priority and its delay.
+        """
+        if keep == "first":
+            self._options.stand_for(newest._options)
+            return
+        newest._options.stand_for(self._options)
+        newest._options.delay = self._options.delay
+        self.name, self._fn, self._args = newest.name, newest._fn, newest._args
+        self._context, self._parent = newest._context, newest._parent
+        self._options, self._costs = newest._options, newest._costs
+        self._scope = newest._scope
 
     def _keep_timer(self, timer: Timer) -> None:
         """Have ``timer`` cancelled when this job waits no more."""

@@ -285,6 +285,11 @@ class LaneActor(Actor):
         if self.unwarned:
             self.unwarned.pop(job.id, None)
 
+    def forget_warnings(self, job: AnyJob) -> None:
+        """``job``, which is bound for it, is watched by other options from now on."""
+        self.exempt -= job._options.warn_after is not None
+        self.unwarned.pop(job.id, None)
+
     def postpone(self, job: AnyJob) -> None:
         """Keep ``job`` until its delay is over; it is not bound for the lane until then."""
         self.delayed[job.id] = job

@@ -10,6 +10,7 @@ import attrs
 import trio
 
 from .._config import check as _check
+from .._config.coalesce import Coalesce
 from .._config.names import resolve_global_lane
 from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 
@@ -228,6 +229,9 @@ class JobOptions(MapOptions, total=False):
     on_submit: Callable[[Job[Any]], None] | None
     """In ``run``: called with the job when it is accepted, for a caller that wants its handle, too.
     What it raises is logged."""
+    coalesce: Coalesce | None
+    """Join the job of the same key that waits, if there is one, instead of being a job: see
+    `Coalesce`. Not with ``delay``, nor with a ``queue_timeout`` of 0."""
 
 
 class ExtraOptions:
@@ -245,11 +249,31 @@ class ExtraOptions:
     warn_after: float | None = None
     on_wait: Callable[[Job[Any], float], None] | None = None
     on_submit: Callable[[Job[Any]], None] | None = None
+    coalesce: Coalesce | None = None
     cost: Mapping[str, float] = ONE_REQUEST
     yield_slot: bool = False
     name: str | None = None
     meta: Any = None
     limits_run: bool = False  # whether there is a limit to how long it may run
+    submissions: int = 1  # that the job stands for
+    given_up: int = 0  # of these: whose callers do not wait for it any more
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the job has a timer of its own for a long wait."""
+        return self.warn_after is not None or self.on_wait is not None
+
+    def stand_for(self, others: ExtraOptions) -> None:
+        """Stand for the submissions of ``others``, too."""
+        self.submissions += others.submissions
+        self.given_up += others.given_up
+
+    def give_up(self) -> bool:
+        """A caller does not wait for the job any more; return whether another may want it."""
+        if self.coalesce is None:
+            return False
+        self.given_up += 1
+        return self.given_up < self.submissions
 
 
 NO_EXTRAS: Final = ExtraOptions()
@@ -263,11 +287,18 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "warn_after": _check.optional_seconds,
     "on_wait": _check.optional_sync,
     "on_submit": _check.optional_sync,
+    "coalesce": lambda _, value: _coalesce(value),
     "cost": lambda _, value: costs_of(value),
     "yield_slot": _check.boolean,
     "name": _check.optional_text,
     "meta": lambda _, value: value,
 }
+
+
+def _coalesce(value: Any) -> Coalesce | None:
+    if value is not None and not isinstance(value, Coalesce):
+        raise TypeError(f"coalesce must be a Coalesce or None, not {value!r}")
+    return value
 
 
 def rare_options(given: Mapping[str, Any]) -> ExtraOptions:
@@ -284,4 +315,13 @@ def rare_options(given: Mapping[str, Any]) -> ExtraOptions:
         setattr(options, name, _CHECKS[name](name, value))
     if options.timeout != math.inf or options.idle_timeout != math.inf:
         options.limits_run = True
+    if options.coalesce is not None:
+        if options.delay:
+            raise ValueError(
+                f"delay={options.delay!r} is not for coalesce: Coalesce(debounce=, max_wait=) "
+                "says when the job may start"
+            )
+        if not options.queue_timeout:
+            raise ValueError("queue_timeout=0 is not for coalesce: the job could never wait")
+        options.delay = options.coalesce.debounce
     return options

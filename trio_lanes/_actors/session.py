@@ -166,6 +166,9 @@ class SessionActor(Actor):
         """Keep ``job`` until its delay is over; it has no place until then."""
         if self.delayed is UNUSED:
             self.delayed = {}
+        if job._options.coalesce is not None:  # its place will be before those of later jobs
+            self.is_ranked = True
+        job._place = 0
         self.delayed[job.id] = job
         self.waiting += 1
 

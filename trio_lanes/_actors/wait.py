@@ -74,8 +74,8 @@ class RoomRequest:
     inside: bool
     """Whether it comes from inside a running job of these lanes: it may while they close."""
     session: SessionActor | None
-    on_decision: Callable[[outcome.Maybe[None]], None] | None
-    """Gives the submitter the acceptance of the job, or the error. Never raises. None when the
+    on_decision: Callable[[outcome.Maybe[AnyJob]], None] | None
+    """Gives the submitter the job that was accepted, or the error. Never raises. None when the
     submitter has it, or does not want it: a cycle with it would keep the job alive."""
     actor: Actor = attrs.field(init=False)
     """The actor in whose line for room it stands."""

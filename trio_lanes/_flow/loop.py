@@ -43,7 +43,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -140,6 +140,7 @@ class Scheduler:
         "accounts",
         "broken",
         "closing",
+        "coalesced",
         "current_time",
         "finished",
         "grant",
@@ -185,6 +186,8 @@ class Scheduler:
         self.sessions: Final = self.registry.sessions
         self.groups: Final = self.registry.groups
         self.closing: Final = Closing()
+        # {key: jobs that were submitted with it and have not ended; only the last may wait}
+        self.coalesced: Final[dict[Hashable, dict[AnyJob, None]]] = {}
 
         self.hooks: Final = hooks
         self._instruments: Final = hooks.instruments  # empty: no hook is asked for
@@ -330,7 +333,7 @@ class Scheduler:
                     self._serve_group(groups.popleft())
                 # After the lanes: only now is it known which jobs start without needing room.
                 elif unseen and (request := self.room.next_entry(self.now)) is not None:
-                    self._tell_request(request, outcome.Value(None))
+                    self._tell_request(request, outcome.Value(request.job))
                     self.submit(request.job)
                 # After all starts, so that one worker can take several of the jobs.
                 elif (
@@ -532,6 +535,8 @@ class Scheduler:
                 self._postpone(job)
             else:
                 self._join(job, job.id)
+            if options.coalesce is not None:
+                self._gather(job, options.coalesce.key)
             if self._instruments:
                 if self._tells:
                     self._has_changed(job)
@@ -580,15 +585,16 @@ class Scheduler:
 
     def _postpone(self, job: AnyJob) -> None:
         """Let ``job`` take its place when its delay is over."""
+        job._waiting_since = -math.inf  # also if it has waited before
         job._lane.postpone(job)
         if job._session_lane is not None:
             job._session_lane.postpone(job)
-        self._set_timer(job, job._options.delay, self._due)
+        self._set_timer(job, job.submitted_at + job._options.delay - self.now, self._due)
 
     def _due(self, job: AnyJob) -> None:
         with self.batch():
             _forget_delay(job)
-            self._join(job, self._next_id())
+            self._join(job, self._next_id() if job._options.coalesce is None else job.id)
             if self._accounting:
                 self._moved.append(job)
         self.check_accepted(job)
@@ -602,6 +608,104 @@ class Scheduler:
     def _out_of_time(self, job: AnyJob) -> None:
         if job._state is WAITING and job.id not in job._lane.delayed:
             self.withdraw(job, QueueTimeoutError(job._options.queue_timeout))
+
+    # ---- submissions of one key become one job
+
+    def job_of_key(self, newest: AnyJob) -> AnyJob | None:
+        """Return the job that ``newest``, which has a key, is to join, or None.
+
+        Raises:
+          ValueError: if that job is of another session, lane or event loop.
+        """
+        coalesce = newest._options.coalesce
+        assert coalesce is not None
+        jobs = self.coalesced.get(coalesce.key)
+        if jobs is None:
+            return None
+        job = next(reversed(jobs))
+        if job._state is not WAITING and coalesce.while_running == "wait":
+            return None
+        there, here = ((one.session, one.lane, type(one)) for one in (job, newest))
+        if there != here:
+            raise ValueError(
+                f"coalesce: the key {coalesce.key!r} is that of {job!r}; a submission to session "
+                f"{newest.session!r}, lane {newest.lane!r} cannot join it: make these, and the "
+                "event loop, part of the key"
+            )
+        return job
+
+    def coalesce(self, newest: AnyJob) -> AnyJob | None:
+        """Let the job of its key stand for ``newest`` as well, and return it.
+
+        None if there is no such job; then, and if `job_of_key` raises, nothing has changed.
+        """
+        with self.batch():
+            job, coalesce = self.job_of_key(newest), newest._options.coalesce
+            if job is None:
+                return None
+            assert coalesce is not None
+            if newest._unhandled:
+                job._let_failure_leave()
+            until = min(self.now + coalesce.debounce, job.submitted_at + coalesce.max_wait)
+            is_delayed = job.id in job._lane.delayed
+            if job._state is WAITING and (is_delayed or until > self.now):
+                self._cancel_timers(job)
+                self._take_out(job)
+                job._take_over(newest, coalesce.keep)
+                job._priority = newest._priority if coalesce.keep == "latest" else job._priority
+                job._options.delay = max(until, self.now) - job.submitted_at
+                if until > self.now:
+                    self._postpone(job)
+                else:
+                    self._join(job, job.id)
+                if self._accounting:
+                    self._moved.append(job)
+            elif job._state is WAITING and coalesce.keep == "latest":
+                self._replace_in_line(job, newest)
+            else:
+                job._take_over(newest, "first")
+        self.check_accepted(job)
+        return job
+
+    def _replace_in_line(self, job: AnyJob, newest: AnyJob) -> None:
+        """Let ``job`` be what ``newest`` was to be; it keeps its place where that can be kept."""
+        self._cancel_timers(job)
+        lane, options = job._lane, newest._options
+        rewatched = job._options.is_watched or options.is_watched
+        if rewatched:
+            lane.forget_warnings(job)
+        # An owner that is served in turns has its turn where its first job stands.
+        arrival = lane.remove(job) if job._arrival and job.owner != newest.owner else 0
+        job._take_over(newest, "latest")
+        if arrival:
+            lane.receive(job, arrival)
+        if rewatched:
+            self._wait_warnings.watch(job)
+        if options.queue_timeout != math.inf:
+            self._set_timer(job, options.queue_timeout, self._out_of_time)
+        if job._priority != newest._priority:
+            self.set_priority(job, newest._priority)
+        lane.touch()  # it may have another cost
+        if job._session_lane is not None:
+            job._session_lane.touch()
+
+    def _gather(self, job: AnyJob, key: Hashable) -> None:
+        """Note ``job``, which is accepted, as that of ``key``; requests for room join it."""
+        self.coalesced.setdefault(key, {})[job] = None
+        for actor in self.registry.actors if self.room.length else ():
+            for request in [*(actor.room_line or {}).values()]:
+                coalesce = request.job._options.coalesce
+                if coalesce is not None and coalesce.key == key:
+                    self._turn_away(request)
+                    what = outcome.capture(self.coalesce, request.job)
+                    self.after_act(self._tell_request, request, what)
+
+    def _forget_key(self, job: AnyJob, key: Hashable) -> None:
+        """``job`` has ended."""
+        jobs = self.coalesced.pop(key, {})
+        jobs.pop(job, None)
+        if jobs:
+            self.coalesced[key] = jobs
 
     # ---- 2. forward
 
@@ -747,6 +851,8 @@ class Scheduler:
     ) -> None:
         advance(job, state)
         job._settled(self.now, value, error)
+        if self.coalesced and (coalesce := job._options.coalesce) is not None:
+            self._forget_key(job, coalesce.key)
         if state is not CANCELLED:
             self.finished += 1
         if state is not SUCCEEDED:
@@ -772,17 +878,7 @@ class Scheduler:
             scope.cancel()
             if job._log is not None:
                 self.accounts.close(job, self.now)
-            if job.id in lane.delayed:
-                _forget_delay(job)
-            else:
-                if self.broken is not None:  # an act broke off, so the tables may be wrong
-                    if session is not None:
-                        session.lose_count_of_one()
-                elif session is not None:
-                    session.remove(job)
-                else:
-                    lane.remove(job)
-                lane.unbind(job)
+            self._take_out(job)
             if session is not None:
                 session.touch()
             lane.touch()
@@ -795,6 +891,21 @@ class Scheduler:
         except BaseException as exc:
             self.broke_down(exc)
             raise
+
+    def _take_out(self, job: AnyJob) -> None:
+        """Take ``job``, which waits, out of the tables of its lanes."""
+        lane, session = job._lane, job._session_lane
+        if job.id in lane.delayed:
+            _forget_delay(job)
+            return
+        if self.broken is not None:  # an act broke off, so the tables may be wrong
+            if session is not None:
+                session.lose_count_of_one()
+        elif session is not None:
+            session.remove(job)
+        else:
+            lane.remove(job)
+        lane.unbind(job)
 
     def withdraw_all(self, jobs: Iterable[AnyJob], error: Callable[[AnyJob], Exception]) -> int:
         """Withdraw ``jobs``, which wait, in one batch; return how many there were."""
@@ -951,9 +1062,12 @@ class Scheduler:
         return first_without_room(job, session, self.current_time(), at_rest=not self.serving)
 
     def request_room(
-        self, job: AnyJob, on_decision: Callable[[outcome.Maybe[None]], None]
+        self, job: AnyJob, on_decision: Callable[[outcome.Maybe[AnyJob]], None]
     ) -> RoomRequest:
-        """Let ``job`` wait for room; ``on_decision`` is called when it is accepted or refused."""
+        """Let ``job`` wait for room; ``on_decision`` is called when it is accepted or refused.
+
+        It gets the job that was accepted: another one if that has the same key.
+        """
         self.check_thread()
         key = job.session
         session = None if key is None else self.sessions.get(key) or self.registry.wake(key)
@@ -986,7 +1100,7 @@ class Scheduler:
             self._turn_away(request)
             self.after_act(self._tell_request, request, outcome.Error(error))
 
-    def _tell_request(self, request: RoomRequest, what: outcome.Maybe[None]) -> None:
+    def _tell_request(self, request: RoomRequest, what: outcome.Maybe[Any]) -> None:
         on_decision, request.on_decision = request.on_decision, None
         if on_decision is not None:
             on_decision(what)

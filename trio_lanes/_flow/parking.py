@@ -46,6 +46,8 @@ async def park(scheduler: Scheduler, target: AnyJob, *, until_started: bool) -> 
 async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
     """Wait for ``target`` as ``run`` does: the cancellation of this wait cancels ``target``.
 
+    That is, unless it stands for a submission of others, too: then only the wait is cancelled.
+
     The abort function keeps the cancellation and lets the wait go on, so that it is raised, if at
     all, in this task and after the job has ended: catching `Cancelled` around a wait would lose a
     value that arrives in the tick of the cancellation.
@@ -62,6 +64,9 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
     def abort(raise_cancel_: RaiseCancel) -> Abort:
         nonlocal raise_cancel
         has_ended = target.done  # then it is about to wake this task
+        if not has_ended and target._options.give_up():
+            scheduler.forget_wait(wait)
+            return Abort.SUCCEEDED
         if not has_ended:
             waiters = target._waiters
             assert waiters is not None
@@ -78,6 +83,8 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
         scheduler.begin_wait(wait)
         await trio.lowlevel.wait_task_rescheduled(abort)
     except Exception:  # a deadlock
+        if target._options.give_up():
+            raise
         scheduler.cancel(target, _FOR_EVER)
         await _end_of_cancelled(scheduler, target)
         raise
@@ -99,8 +106,10 @@ def body_finished(job: AnyJob) -> bool:
 
 
 @enable_ki_protection
-async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> None:
+async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> AnyJob:
     """Wait for room for ``job``, which is then accepted. If cancelled, it has not been accepted.
+
+    Returns ``job``, or the job of the same key that was accepted meanwhile.
 
     Args:
       runs: whether this task will then wait for the end of the job.
@@ -111,7 +120,7 @@ async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> Non
     """
     task = trio.lowlevel.current_task()
 
-    def on_decision(what: outcome.Maybe[None]) -> None:
+    def on_decision(what: outcome.Maybe[AnyJob]) -> None:
         scheduler.forget_wait(wait)
         trio.lowlevel.reschedule(task, what)
 
@@ -128,4 +137,5 @@ async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> Non
         scheduler.give_up_room(request)
         return Abort.SUCCEEDED
 
-    await trio.lowlevel.wait_task_rescheduled(abort)
+    accepted: AnyJob = await trio.lowlevel.wait_task_rescheduled(abort)
+    return accepted

@@ -51,7 +51,7 @@ class WaitWarnings:
         options = job._options
         if options.warn_after is not None:
             job._lane.exempt_one()
-        if options.warn_after is not None or options.on_wait is not None:
+        if options.is_watched:
             self._at(_due(job), partial(self._too_long, job), job)
         elif self._hooks.job_waiting_long:
             lane = job._lane

@@ -45,25 +45,26 @@ async def _checkpoint_if_cancelled() -> None:
         await asyncio.sleep(0)
 
 
-async def _enter(lanes: Submitter, job: AnyJob, *, runs: bool) -> None:
+async def _enter(lanes: Submitter, job: AnyJob, *, runs: bool) -> AnyJob:
     scheduler = lanes._scheduler
 
     def give_up() -> None:
         scheduler.give_up_room(request)
         decided.set_result(None)
 
-    if lanes._enters_at_once(job):
+    accepted = lanes._enters_at_once(job)
+    if accepted is not None:
         turn: Enduring[bool] = Enduring()
         turn.get_loop().call_soon(turn.set_result, True)
         await turn.outlast()
-    elif job_here(scheduler.running) is not None:
-        await call(Submitter._enter, lanes, job, runs=runs)
-    else:
-        decided: Enduring[outcome.Maybe[None]] = Enduring(give_up)
-        request = scheduler.request_room(job, decided.set_result)
-        what = await decided.outlast()
-        assert what is not None
-        what.unwrap()
+        return accepted
+    if job_here(scheduler.running) is not None:
+        return await call(Submitter._enter, lanes, job, runs=runs)
+    decided: Enduring[outcome.Maybe[AnyJob]] = Enduring(give_up)
+    request = scheduler.request_room(job, decided.set_result)
+    what = await decided.outlast()
+    assert what is not None
+    return what.unwrap()
 
 
 async def _run_for_caller(scheduler: Scheduler, job: AnyJob) -> None:
@@ -72,9 +73,16 @@ async def _run_for_caller(scheduler: Scheduler, job: AnyJob) -> None:
         return
 
     def job_ended(job: AnyJob) -> None:
-        ended.set_result(True if body_finished(job) else None)
+        if not ended.done():
+            ended.set_result(True if body_finished(job) else None)
 
-    ended: Enduring[bool] = Enduring(lambda: scheduler.cancel(job, "its caller was cancelled"))
+    def cancelled() -> None:
+        if not job.done and job._options.give_up():
+            ended.set_result(None)
+        else:
+            scheduler.cancel(job, "its caller was cancelled")
+
+    ended: Enduring[bool] = Enduring(cancelled)
     if job.done:
         ended.get_loop().call_soon(job_ended, job)
     else:
