@@ -32,6 +32,10 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     [
         (["dance"], "No such command 'dance'."),
         (["status"], "Missing option '--store', or TRIO_LANES_STORE"),
+        (
+            ["why", "17"],
+            "Missing option '--store', or TRIO_LANES_STORE, or '--page URL' of an application",
+        ),
         (["cancel", "--store", "sqlite:x"], "Missing argument 'ID...'."),
         (["cancel", "x", "--store", "sqlite:x"], "Invalid value for 'ID...': 'x' is not a valid"),
         (["jobs", "--state", "odd", "--store", "s"], "Invalid value for '--state': 'odd'"),

@@ -19,7 +19,10 @@ from .control import give_up, jobs_in, wait_until
 @final
 @attrs.frozen
 class DrainReport:
-    """How the jobs ended that waited or ran when a drain began, or were submitted meanwhile."""
+    """How the jobs ended that waited or ran when a drain began, or were submitted meanwhile.
+
+    What other code cancels or clears meanwhile is counted in none of the numbers.
+    """
 
     finished: int
     """Jobs that ended by themselves."""

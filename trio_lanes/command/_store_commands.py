@@ -222,9 +222,10 @@ def _on_store(act: Act) -> Callable[..., int]:
             return await act(lanes, **options)
 
     def command(store: str | None, as_json: bool, **options: Any) -> int:
+        or_page = ", or '--page URL' of an application with a monitor" if "page" in options else ""
         page, headers = options.pop("page", None), options.pop("headers", ())
         if store is None and page is None:
-            raise click.UsageError("Missing option '--store', or TRIO_LANES_STORE")
+            raise click.UsageError(f"Missing option '--store', or TRIO_LANES_STORE{or_page}")
         try:
             if page is not None:
                 answer = trio.run(partial(_of_page(act), page, parse_headers(headers), **options))
