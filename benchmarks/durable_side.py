@@ -1,4 +1,4 @@
-"""Durable lanes: accepted, run and told, each job by three transactions at most.
+"""Durable lanes: accepted, run and waited for, each job by three transactions at most.
 
 Over SQLite, PostgreSQL and Valkey in one process; and shared by two worker processes, each of
 which submits every second line of jobs and runs jobs of both.

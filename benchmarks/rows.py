@@ -293,7 +293,7 @@ DURABLE_NOTE = (
 ROWS += tuple(
     Row(
         f"j.{in_flight}",
-        f"durable jobs: accepted, run and told, {in_flight} in flight",
+        f"durable jobs: accepted, run and waited for, {in_flight} in flight",
         f"cycles_{in_flight}",
         n,
         3,

@@ -1,6 +1,6 @@
 """What one fresh process measures, and what it says when it ends.
 
-A process is told a `Run` on its command line and answers with a `Sample`, one line of JSON on
+A process reads a `Run` from its command line and answers with a `Sample`, one line of JSON on
 its standard output. A result that is not right is no sample: the process fails instead, so that
 no figure of a run that lost, doubled or misordered a job can reach the table.
 """

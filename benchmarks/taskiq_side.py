@@ -1,6 +1,6 @@
 """taskiq over a Valkey stream, with its receiver in the same process.
 
-Its results are polled for. So a waiter is told by the task itself, before the end of the task is on
+Its results are polled for. So the task itself tells a waiter, before the end of the task is on
 the server: what a poll would cost is left out.
 """
 

@@ -1,6 +1,6 @@
 """What people write by hand on Trio, each as small as it can be and still be right.
 
-None of them has a handle to cancel by, a timeout, or a place in line that is told; `Tasks` adds
+None of them has a handle to cancel by, a timeout, or a place in line that can be read; `Tasks` adds
 the first, where cancelling is measured. A key is forgotten when its last job has ended.
 """
 

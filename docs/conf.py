@@ -37,13 +37,12 @@ root_doc = "index"
 exclude_patterns = [
     "_build",
     "design-costs.md",
-    "performance-table.md",
-    "performance-table-asyncio.md",
-    "performance-table-durable.md",
 ]  # pages include these
 
 html_theme = "furo"
 html_favicon = "icon.svg"
+html_static_path = ["static"]
+html_css_files = ["narrow.css"]
 html_title = f"trio-lanes {release}"
 html_show_copyright = False
 html_show_sphinx = False
@@ -53,7 +52,7 @@ llms_txt_title = "trio-lanes"
 llms_txt_summary = (
     "Lanes for Trio and asyncio: ordered work per session, bounded work over all of them."
 )
-llms_txt_exclude = ["changelog", "design*", "performance-table*"]
+llms_txt_exclude = ["changelog", "design*"]
 
 # What is shown of a file ends before its last two empty lines.
 highlight_options = {"default": {"stripnl": True}}

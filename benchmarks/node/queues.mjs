@@ -41,7 +41,7 @@ const pQueue = PQueue => ({
 		};
 	},
 
-	// A queue of one that starts when told.
+	// A queue of one that starts when it is let go.
 	line(options) {
 		const queue = new PQueue({concurrency: 1, autoStart: false, ...options});
 		return {

@@ -19,7 +19,7 @@ from examples.howto.test_gateway import (
     test_stop_forgets_what_waits_and_not_what_runs as test_shown_stop,
 )
 from tests.support.programs import PATIENCE
-from tools import draw_howto
+from tools import draw_howto, draw_performance
 
 __all__ = ["test_shown_in_order", "test_shown_stop"]
 
@@ -99,6 +99,14 @@ def test_every_program_among_the_examples_has_its_output_checked() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=name)
 def test_every_example_is_shown_on_a_page(path: Path) -> None:
     assert any(f"examples/{name(path)}\n" in page.read_text("utf-8") for page in PAGES)
+
+
+def test_the_page_about_performance_has_ten_rows_of_the_measured_tables() -> None:
+    rows = draw_performance.read()
+    assert len(rows) == 10
+    page = draw_performance.PAGE.read_text("utf-8")
+    assert page == draw_performance.page(page, rows), "python -m tools.draw_performance"
+    assert draw_performance.PICTURE.read_text("utf-8") == draw_performance.draw(rows)
 
 
 @pytest.mark.parametrize("example", draw_howto.DRAWN)
