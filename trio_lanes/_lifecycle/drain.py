@@ -19,13 +19,10 @@ from .control import give_up, jobs_in, wait_until
 @final
 @attrs.frozen
 class DrainReport:
-    """How the jobs ended that waited or ran when a drain began, or were submitted meanwhile.
-
-    What other code cancels or clears meanwhile is counted in none of the numbers.
-    """
+    """How the jobs ended that waited or ran when a drain began, or were submitted meanwhile."""
 
     finished: int
-    """Jobs that ended by themselves."""
+    """Jobs that ended by themselves. What other code cancels or clears is in none of the counts."""
     cancelled: int
     """Jobs that the drain cancelled, before or after they had started."""
     abandoned: int
