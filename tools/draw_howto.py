@@ -33,7 +33,7 @@ DRAWN: Final = (
     "timeouts",
 )
 
-WIDTH, LABELS, ROW, TOP = 640, 150, 22, 12
+WIDTH, LABELS, ROW, TOP = 460, 120, 22, 12
 BARS: Final = WIDTH - LABELS - 20
 COLOURS: Final = ("#35618e", "#8e5a35", "#4d7d3b", "#79427f", "#9a3b4f", "#3b8a8a")
 STYLE: Final = (

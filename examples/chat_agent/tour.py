@@ -1,7 +1,7 @@
 """A tour in ten cards. Each card does one thing with lanes, and says what it saw.
 
 A card has lanes of its own, so it disturbs no chat. The terminal and the page show the same cards.
-Nothing here is told from memory: every number and every name in a line was read from the lanes.
+Nothing here is from memory: every number and every name in a line was read from the lanes.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ async def _stuck(stage: Stage) -> Sequence[str]:
     seen = [
         f"after its timeout: {job.state.name.lower()}, and it keeps its slot",
         f"main: {main.active} running, {main.waiting} waiting",
-        f"reset gives up {lanes.reset(TURNS)} job; its caller is told: {job.exception}",
+        f"reset gives up {lanes.reset(TURNS)} job; its caller gets: {job.exception}",
     ]
     await lanes.wait_idle()
     released.set()

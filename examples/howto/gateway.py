@@ -1,4 +1,4 @@
-"""A small gateway, to be tested: answers in order, and forgets what it is told to forget."""
+"""A small gateway, to be tested: answers in order, and forgets what it is asked to forget."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""A web server whose answers stream out of lanes, and which ends well when it is told to.
+"""A web server whose answers stream out of lanes, and which ends well when it is asked to.
 
 python web_server.py [PORT]; then: curl -N --data 'tell me more' http://127.0.0.1:8000/alice
 """
@@ -39,7 +39,7 @@ async def events(
                 yield word
             await job.wait()
             yield "event: end\ndata: complete\n\n"
-        except LaneError as error:  # cancelled: the client is told, and its stream ends in order
+        except LaneError as error:  # cancelled: the client hears it, and its stream ends in order
             yield f"event: end\ndata: {error}\n\n"
         finally:
             job.cancel("the client has gone")  # changes nothing if it has ended
@@ -55,7 +55,7 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         async def send_to_the_end(message: Message) -> None:
             # At the end of an answer a server that shuts down closes the connection. Starlette
-            # is told of that, takes it for the client's doing and would cancel it halfway.
+            # hears of that, takes it for the client's doing and would cancel it halfway.
             is_last = message.get("more_body") is False
             with trio.CancelScope(shield=is_last):
                 await send(message)

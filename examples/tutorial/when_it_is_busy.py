@@ -1,4 +1,4 @@
-"""Step 4: bounds. When too much waits, somebody is told; and who waits can change their mind."""
+"""Step 4: bounds. When too much waits, the caller hears it; and who waits can change their mind."""
 
 import trio
 

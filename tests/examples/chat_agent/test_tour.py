@@ -50,7 +50,7 @@ ann ends"""),
     "stuck and reset": (2, """
 after its timeout: running, and it keeps its slot
 main: 1 running, 1 waiting
-reset gives up 1 job; its caller is told: lane 'main' was reset
+reset gives up 1 job; its caller gets: lane 'main' was reset
 ann begins: hello
 ann ends"""),
     "deadlock refused": (0.1, """
