@@ -445,6 +445,8 @@ def test_limits_are_set_made_and_removed(shop: Shop) -> None:
         "before": 1000,
         "max_waiting": None,
         "rates": [],
+        "fair": False,
+        "weights": {},
     }
     assert shop.say("limit new 0 --new") == (0, "new runs 0 at once\n", "")
     assert shop.say("limit new --remove") == (0, "removed new\n", "")
@@ -463,6 +465,31 @@ def test_limits_are_set_made_and_removed(shop: Shop) -> None:
         assert code == 2
         assert err.startswith(f"trio-lanes: {why}")
         assert err.count("\n") == 1
+
+
+def test_a_lane_is_made_fair_and_its_owners_get_weights(shop: Shop) -> None:
+    assert shop.say("limit main --fair")[1] == "main runs 2 at once, fair\n"
+    assert shop.say("limit main --weight gold=4 --weight tenant:*=0.5")[1] == (
+        "main runs 2 at once, fair (gold 4, tenant:* 0.5)\n"
+    )
+    assert shop.ask("limit main 3")["weights"] == {"gold": 4, "tenant:*": 0.5}
+    assert shop.say("limit tenant:* 1 --new --fair")[0] == 0
+    shop.submit(1)
+    code, out, _ = shop.say("status")
+    assert code == 0
+    assert "fair (gold 4, tenant:* 0.5)" in out
+    assert "tenant:*: each lane runs 1, fair" in out.splitlines()
+    assert shop.say("limit main --no-fair")[1] == "main runs 3 at once, not fair\n"
+    for command, why in (
+        ("limit main --weight gold", "Invalid value for '--weight': 'gold' is not an owner and"),
+        ("limit main --weight gold=x", "Invalid value for '--weight': 'gold=x' is not an owner"),
+        ("limit main --weight gold=0", "weights['gold'] must be from 1e-06 to 1,000,000, got 0"),
+        ("limit main --no-fair --weight gold=1", "--fair and --weight are for lanes"),
+        ("limit group:api 3 --new --fair", "--fair and --weight are for lanes"),
+    ):
+        code, _, err = shop.say(command)
+        assert code == 2
+        assert why in err
 
 
 def test_rates_and_room_of_a_lane_are_set_and_its_pause_stays(shop: Shop) -> None:

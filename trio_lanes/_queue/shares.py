@@ -40,16 +40,23 @@ def next_class(owed: Mapping[str, float], pulls: Mapping[str, float]) -> str:
       owed: by class, the services that it is owed; 0 unless it is there.
       pulls: by class with work, its weight times its owners with work.
     """
-    total = sum(pulls[name] for name in sorted(pulls))
+    total = _total(pulls)
     ahead = {name: owed.get(name, 0.0) * total / pulls[name] for name in sorted(pulls)}  # services
     least = min(0.0, max(ahead.values()))  # else no class would be owed anything
     able = [name for name, services in ahead.items() if services + 1 > least]
     return min(able, key=lambda name: total / pulls[name] - ahead[name])
 
 
+def _total(pulls: Mapping[str, float]) -> float:
+    total = 0.0
+    for name in sorted(pulls):  # not `sum`, which adds up floats in another way since Python 3.12
+        total += pulls[name]
+    return total
+
+
 def note_served(owed: dict[str, float], pulls: Mapping[str, float], served: str) -> None:
     """Change what the classes are owed, since the class ``served`` was served."""
-    total = sum(pulls[name] for name in sorted(pulls))
+    total = _total(pulls)
     for name in pulls:
         owed[name] = owed.get(name, 0.0) + pulls[name] / total
     owed[served] -= 1.0

@@ -18,13 +18,14 @@ from ..durable import (
     DurableLanes,
     DurableState,
     DurableStatus,
+    LaneLimit,
     LockStatistics,
     ResultGoneError,
 )
 from ..durable._lanes.causes import lives
 from ._answer import Answer, Table, counted, cut, moment, number, shortened
 from ._exits import DONE, NO, CommandError
-from ._limits import groups_table, locks_table, notes, of, quotas_table, template
+from ._limits import fairness, groups_table, locks_table, notes, of, quotas_table, template
 from ._show import progress
 
 JOBS_PER_CALL = 1000
@@ -32,6 +33,11 @@ JOBS_PER_CALL = 1000
 
 
 # ---- inspection: ``of`` has the options that choose jobs, named as the arguments of the lanes
+
+
+def _notes(paused: bool, limit: LaneLimit | None) -> str:
+    said = notes("paused" if paused else "", () if limit is None else limit.rates)
+    return ", ".join(filter(None, (said, "" if limit is None else fairness(limit))))
 
 
 async def status(lanes: DurableLanes) -> Answer:
@@ -50,9 +56,7 @@ async def status(lanes: DurableLanes) -> Answer:
                 number(lane.concurrency),
                 of(lane.waiting, lane.max_waiting),
                 *(number(getattr(lane, what)) for what in ("parked", "dead", "unhandled")),
-                notes(
-                    "paused" if lane.paused else "", limits[name].rates if name in limits else ()
-                ),
+                _notes(lane.paused, limits.get(name)),
             )
             for name, lane in now.lanes.items()
         ],

@@ -40,7 +40,14 @@ def notes(first: str, rates: Sequence[RateLimit]) -> str:
 def template(name: str, limit: LaneLimit) -> str:
     """Describe a template of lanes."""
     most = "" if limit.max_waiting == math.inf else f", {number(limit.max_waiting)} may wait"
-    return notes(f"{name}: each lane runs {number(limit.concurrency)}{most}", limit.rates)
+    turns = f", {fairness(limit)}" if limit.fair else ""
+    return notes(f"{name}: each lane runs {number(limit.concurrency)}{most}{turns}", limit.rates)
+
+
+def fairness(limit: LaneLimit) -> str:
+    """Describe whether owners take turns in a lane, and their weights; "" if they do not."""
+    weights = ", ".join(f"{owner} {weight:g}" for owner, weight in limit.weights.items())
+    return f"fair ({weights})" if weights else "fair" if limit.fair else ""
 
 
 def groups_table(groups: Mapping[str, GroupLimit]) -> Table:
@@ -128,16 +135,22 @@ async def limit(
     max_waiting: float | None,
     members: Sequence[str],
     reserve: Sequence[tuple[str, int]],
+    fair: bool | None,
+    weights: Sequence[tuple[str, float]],
 ) -> Answer:
     """Set limits of a lane, or of the group group:NAME, on all workers together."""
     is_group = name.startswith(GROUP_PREFIX)
-    values = {
+    values: dict[str, Any] = {
         "concurrency": concurrency,
         "rate" if is_group else "rates": tuple(rates) if rates or no_rate else None,
         "max_waiting": max_waiting,
         "members": tuple(members) or None,
         "reserve": {lane: slots for lane, slots in reserve if slots} if reserve else None,
     }
+    if fair is not None or weights:
+        if is_group or (weights and fair is False):
+            raise CommandError("--fair and --weight are for lanes, --weight for fair lanes")
+        values |= {"fair": fair is not False, "weights": dict(weights)}
     changes = {field: value for field, value in values.items() if value is not None}
     if bool(changes) == remove or (new and remove):
         raise CommandError("say how many may run at once, another limit, or --remove")
@@ -182,12 +195,16 @@ async def _limit_lane(
         line += f", {number(now.max_waiting)} may wait"
     if "rates" in changes:
         line += ", " + (notes("", now.rates) or "no rate")
+    if "fair" in changes:
+        line += f", {fairness(now) or 'not fair'}"
     document = {
         "lane": name,
         "concurrency": now.concurrency,
         "before": None if before is None else before.concurrency,
         "max_waiting": now.max_waiting,
         "rates": now.rates,
+        "fair": now.fair,
+        "weights": now.weights,
     }
     return Answer(document, [line])
 

@@ -93,6 +93,17 @@ def reserve(text: str) -> tuple[str, int]:
     return lane, int(tokens)
 
 
+def weight(text: str) -> tuple[str, float]:
+    """Parse an owner, or a template of owners, and its weight."""
+    owner, equals, number = text.rpartition("=")
+    try:
+        if equals:
+            return kept(owner), _amount(number)
+    except ValueError:
+        pass
+    raise click.BadParameter(f"{text!r} is not an owner and a number, such as gold=4")
+
+
 def parse_headers(texts: Sequence[str]) -> dict[str, str]:
     """Parse ``NAME: VALUE`` of each option ``--header``.
 

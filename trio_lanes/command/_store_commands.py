@@ -24,6 +24,7 @@ from ._parameters import (
     rate,
     reserve,
     seconds,
+    weight,
 )
 from ._show import show
 from ._stores import find_store
@@ -154,6 +155,17 @@ COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
             type=reserve,
             metavar="LANE=N",
             help="Slots of the group that are kept for a lane, in place of the present ones.",
+        ),
+        click.Option(
+            ["--fair/--no-fair"], default=None, help="Whether the owners of its jobs take turns."
+        ),
+        click.Option(
+            ["--weight", "weights"],
+            multiple=True,
+            type=weight,
+            metavar="OWNER=N",
+            help="The weight of an owner (or tenant:*, or *) in the fair lane, in place of all "
+            "present ones.",
         ),
     ),
     _limits.quota: (

@@ -59,11 +59,14 @@ LUA_ONLY = {
         checked_indexes
     """,
     "lines": "request tell serve of_instance name_of all_limits charge",
+    "fair": """
+        shares_key heads_of first_behind class_of names_and_total next_class choose note_served
+    """,
     "meters": """
         SlidingWindow.mark_at SlidingWindow.add
         Bucket.since_and_sum Bucket.get Bucket.put Bucket.is_replenished
     """,
-    "orders": "add_clearable put_groups changed_lanes put_lanes",
+    "orders": "add_clearable put_groups changed_lanes put_lanes relist_lanes",
     "queues": "head_of pause_of resume_sessions do_due",
     "rates": "key_of forget_at do_counted",
     "runs": "keep",
@@ -76,9 +79,10 @@ PYTHON_ONLY = {
     "blockers": "blockers known",
     "budget": "Budget._limit Budget.meters",
     "claims": """
-        is_paused size read first pop ready LaneTurn._suspect LaneTurn.put_passed
+        is_paused size read first pop ready shares LaneTurn._suspect LaneTurn.put_passed
     """,
     "engine": "digest open_as_worker once take_in record",
+    "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """
         blockers_of status_from present statistics_of paused_of locks_of quotas_of by_name shown

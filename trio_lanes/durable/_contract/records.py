@@ -51,6 +51,8 @@ class SubmittedJob:
     """JSON text, {name: text}: what instruments of its submitter say to those of its runs."""
     key_after: Literal["result_ttl", "failure"] = "result_ttl"
     """Whether it begins anew if the job that has its key has ended without a result."""
+    owner: str | None = None
+    """For whom it takes turns in a fair lane; None: its session."""
 
 
 @final
@@ -74,6 +76,10 @@ class LaneLimit:
     pause_only: bool = False
     """Whether it is the pause of a lane of a template, whose other limits are the template's. Only
     a store writes it, and `AllLanes` leaves it out."""
+    fair: bool = False
+    """Whether the owners of jobs take turns, inside a priority."""
+    weights: Mapping[str, float] = attrs.field(factory=dict)
+    """By owner, or template of owners, its weight; 1 unless it is there. Only of a fair lane."""
 
 
 @final

@@ -131,6 +131,7 @@ class DurableLanes(HasEnd):
         timeout: float | None = math.inf,
         retry: RetryPolicy | None = None,
         cost: int | Mapping[str, int] = 1,
+        owner: str | None = None,
     ) -> DurableJob:
         """Submit a job. When this returns, the store has accepted it.
 
@@ -153,6 +154,7 @@ class DurableLanes(HasEnd):
           cost: what each start of the job, a retry included, takes from the rates of its lane and
             group. A whole number is requests; a mapping is by unit, and costs one request unless it
             names requests. An amount above the limit waits until nothing of the limit is in use.
+          owner: for whom it takes turns in a fair lane; its session by default.
 
         Raises:
           TypeError, ValueError: for a bad argument; also for a ``retry`` with ``retry_on``, and for
@@ -176,6 +178,7 @@ class DurableLanes(HasEnd):
             timeout,
             retry,
             cost,
+            owner,
         )
         (id,) = await self._enqueue([checked])
         return self.job(id)
@@ -206,6 +209,7 @@ class DurableLanes(HasEnd):
         timeout: float | None,
         retry: RetryPolicy | None,
         cost: int | Mapping[str, int],
+        owner: str | None,
     ) -> SubmittedJob:
         """Check the values of a submission; return the record for the store."""
         checked_name("name", name)
@@ -235,6 +239,7 @@ class DurableLanes(HasEnd):
             cost=checked_cost(cost),
             headers=self._headers() if self._senders else None,
             key_after=checked_key_after(key_after, key),
+            owner=None if owner is None else checked_name("owner", owner),
         )
 
     def _headers(self) -> str | None:

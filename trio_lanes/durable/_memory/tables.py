@@ -16,7 +16,7 @@ from .._contract.records import Selection
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING, DurableState
 from .._rules.answers import RemembersAnswers
 from .._rules.counts import COUNTED, Counts
-from .._rules.job_record import ON_LIST, JobRecord
+from .._rules.job_record import BEHIND_OWNER, ON_LIST, SESSION_PAUSED, JobRecord
 from .._rules.request import Request
 from .._rules.running import Running
 from .._rules.settings import Settings
@@ -79,16 +79,38 @@ class MemoryTables(RemembersAnswers, Settings):
         return min(queue, key=lambda job: job.place or 0, default=None)
 
     def ready(
-        self, lane: str, priority: int, name: str, after: int | None, limit: int
+        self, lane: str, priority: int, name: str, after: int | None, limit: int, ring: str = ""
     ) -> list[JobRecord]:
         jobs = [
             job
             for job in self._jobs.values()
             if job.ready is not None
             and (job.lane, job.priority, job.name, job.shelf) == (lane, priority, name, ON_LIST)
+            and job.ring == ring
             and (after is None or job.ready > after)
         ]
         return sorted(jobs, key=_ready)[:limit]
+
+    def heads_of(self, lane: str, priority: int, party: str) -> list[JobRecord]:
+        of = lane, priority, party, ON_LIST
+        jobs = self._jobs.values()
+        return [job for job in jobs if (job.lane, job.priority, job.party, job.shelf) == of]
+
+    def first_behind(self, lane: str, priority: int, name: str, party: str) -> JobRecord | None:
+        of = priority, name, party
+        behind = [job for job in self.listed(lane) if job.shelf == BEHIND_OWNER]
+        return next((one for one in behind if (one.priority, one.name, one.party) == of), None)
+
+    def listed(self, lane: str) -> list[JobRecord]:
+        jobs = [
+            job
+            for job in self._jobs.values()
+            if job.lane == lane
+            and job.ready is not None
+            and job.ready >= 0
+            and job.shelf != SESSION_PAUSED
+        ]
+        return sorted(jobs, key=lambda job: (job.shelf, _ready(job)))
 
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         due = [

@@ -12,7 +12,6 @@ from .._contract.records import GroupLimit, LaneLimit
 from .names import checked_name
 
 _NOT_DURABLE: Final[Mapping[str, object]] = {
-    "fair": False,
     "aging": math.inf,
     "limiter": None,
     "timeout": math.inf,
@@ -46,7 +45,11 @@ def as_config(value: int | float | LaneConfig | LaneLimit) -> int | float | Lane
     if not isinstance(value, LaneLimit):
         return value
     return LaneConfig(
-        concurrency=value.concurrency, max_waiting=value.max_waiting, rate=value.rates
+        concurrency=value.concurrency,
+        max_waiting=value.max_waiting,
+        rate=value.rates,
+        fair=value.fair,
+        weights=value.weights,
     )
 
 
@@ -60,8 +63,15 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
         if getattr(config, field) != neutral:
             raise ValueError(f"lane {name!r}: durable lanes have no {field}")
     paused_until = math.inf if config.paused else None
+    for owner in config.weights:
+        checked_name("an owner of weights", owner)
     return LaneLimit(
-        config.concurrency, config.max_waiting, paused_until, checked_rates(config.rate)
+        config.concurrency,
+        config.max_waiting,
+        paused_until,
+        checked_rates(config.rate),
+        fair=config.fair,
+        weights=config.weights,
     )
 
 

@@ -38,6 +38,7 @@ class Submission:
     timeout: float = attrs.field(default=math.inf, converter=_check.or_inf)
     retry: RetryPolicy | None = None
     cost: int | Mapping[str, int] = 1
+    owner: str | None = None
 
 
 def checked_priority(priority: Any) -> int:
@@ -88,7 +89,7 @@ def check_submitted(job: SubmittedJob) -> None:
     Raises:
       TypeError, ValueError: as `DurableLanes.submit` does.
     """
-    for field in ("name", "session", "lane", "key"):
+    for field in ("name", "session", "lane", "key", "owner"):
         if (name := getattr(job, field)) is not None:
             checked_name(field, name)
     checked_priority(job.priority)

@@ -51,7 +51,8 @@ _FRONT: Final = (
     " OVER (ORDER BY ready ROWS UNBOUNDED PRECEDING)"
     " - octet_length(payload) - coalesce(octet_length(checkpoint), 0) AS before FROM ("
     "SELECT * FROM main.jobs WHERE jobs.[lane] = c.lane AND jobs.priority = c.priority"
-    " AND jobs.[name] = c.name AND ready IS NOT NULL AND ready > c.after AND shelf = 0"
+    " AND jobs.[name] = c.name AND jobs.[ring] = c.ring AND ready IS NOT NULL"
+    " AND ready > c.after AND shelf = 0"
     " ORDER BY ready LIMIT {}) f) g"
     f" WHERE g.before < {STEP_BYTES})"
 )
@@ -63,13 +64,13 @@ _OF_ALL_LISTS: Final = (
     f"least(%(limit)s, 1 + %(image)s / (SELECT greatest(1, count(*)) FROM {_READY_LISTS}))"
 )
 _FRONTS: Final = (
-    f"SELECT {_JOINED_COLUMNS} FROM (SELECT counts.lane, counts.name, p.priority,"
+    f"SELECT {_JOINED_COLUMNS} FROM (SELECT counts.lane, counts.name, p.priority, '' AS ring,"
     f" -9223372036854775808 AS after FROM {_READY_LISTS}) c"
     f" CROSS JOIN LATERAL {_FRONT.format(_OF_ALL_LISTS)} j ORDER BY j.ready"
 )
 _MORE: Final = (
     f"SELECT {_JOINED_COLUMNS} FROM (SELECT %(lane)s::text AS lane, %(name)s::text AS name,"
-    " %(priority)s::int AS priority, %(after)s::bigint AS after) c"
+    " %(ring)s::text AS ring, %(priority)s::int AS priority, %(after)s::bigint AS after) c"
     f" CROSS JOIN LATERAL {_FRONT.format('%(limit)s')} j ORDER BY j.ready"
 )
 
@@ -177,15 +178,15 @@ class ReadAhead(SqlTables):
         self._read_parked_until(due)
         if fronts is None:
             return
-        lists: dict[tuple[str, int, str], list[JobRecord]] = {
-            (lane, priority, name): []
+        lists: dict[tuple[str, int, str, str], list[JobRecord]] = {
+            (lane, priority, name, ""): []
             for lane, name in cache.counts.waiting
             if name in self._names
             for priority in PRIORITIES
         }
         limit = min(limit, 1 + IMAGE // max(1, len(lists)))  # as in `_OF_ALL_LISTS`
         for job in self._rows.records(fronts.fetchall()):
-            lists[job.lane, job.priority, job.name].append(job)
+            lists[job.lane, job.priority, job.name, job.ring].append(job)
         for key, jobs in lists.items():
             front = cache.lists[key] = ListFront(ready_of, LIST_FRONT)
             front.extend(jobs, complete=_is_all(jobs, limit))
@@ -210,9 +211,9 @@ class ReadAhead(SqlTables):
     # ---- ready lists
 
     def ready(
-        self, lane: str, priority: int, name: str, after: int | None, limit: int
+        self, lane: str, priority: int, name: str, after: int | None, limit: int, ring: str = ""
     ) -> list[JobRecord]:
-        jobs = super().ready(lane, priority, name, after, limit)
+        jobs = super().ready(lane, priority, name, after, limit, ring)
         if self.reads_homes:
             tickets = [ticket_of(job.session) for job in jobs if job.session is not None]
             if tickets:
@@ -224,9 +225,9 @@ class ReadAhead(SqlTables):
         return known.first(after, limit) or known.first(after, 1)
 
     def _read_ready(
-        self, lane: str, priority: int, name: str, after: int, limit: int
+        self, lane: str, priority: int, name: str, ring: str, after: int, limit: int
     ) -> tuple[list[JobRecord], bool]:
-        of = {"lane": lane, "priority": priority, "name": name, "after": after}
+        of = {"lane": lane, "priority": priority, "name": name, "ring": ring, "after": after}
         rows = self._execute(_MORE, {**of, "limit": LIST_FRONT})
         jobs = list(self._rows.records(rows))
         return jobs, _is_all(jobs, LIST_FRONT)

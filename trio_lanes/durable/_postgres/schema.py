@@ -157,8 +157,10 @@ ALTER TABLE settings SET (fillfactor = 50);
 CREATE INDEX jobs_key ON jobs USING hash (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_queue ON jobs (md5(session), place) WHERE place IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (md5(session)) WHERE state = 'parked' AND place IS NULL;
-CREATE INDEX jobs_ready ON jobs (md5(lane), priority, md5(name), ready)
+CREATE INDEX jobs_ready ON jobs (md5(lane), priority, md5(name), md5(ring), ready)
     WHERE ready IS NOT NULL AND shelf = 0;
+CREATE INDEX jobs_party ON jobs (md5(lane), priority, md5(party), shelf, md5(name), ready)
+    WHERE party IS NOT NULL;
 CREATE INDEX jobs_parked ON jobs (due, id) WHERE state = 'parked';
 CREATE INDEX jobs_ended ON jobs (due) WHERE state IN ('succeeded', 'failed', 'cancelled');
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';

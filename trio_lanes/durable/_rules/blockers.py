@@ -20,7 +20,7 @@ from .._contract.state import DEAD, PARKED, RUNNING, WAITING
 from . import lines
 from .budget import Budget
 from .claims import FairTurns, LaneTurn, is_paused
-from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, JobRecord
+from .job_record import HOLDS_SLOT, LENT_SLOT, SESSION_PAUSED, JobRecord
 from .queues import Queues
 from .request import Request
 from .tables import INSTANCES, PAUSES
@@ -100,12 +100,12 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     if live and all(tables.runs().count_and_suspects(info.id)[0] >= most for info in live):
         yield DurableBlocker("suspect", lane)
     is_next = True
-    if job.ready is not None and job.shelf == ON_LIST:
+    if job.ready is not None and job.shelf != SESSION_PAUSED:
         names = {name for info in live for name in info.names}
         first = LaneTurn(queues, lane, names, FairTurns(tables), budget, 1).first()
         if first is not None and first.id != job.id:
             is_next = False
-            before = tables.ready_before(job, PAGE)
+            before = max(1, tables.ready_before(job, PAGE))  # of a fair lane: owners
             yield DurableBlocker("order", lane, first.id, before=before)
     for kind, name in budget.refused_by(lane):
         yield DurableBlocker(kind, name, budget.holder(kind, lane))

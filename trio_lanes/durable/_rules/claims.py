@@ -8,6 +8,7 @@ Theory of operation:
 * In a priority the order is that of the ready places. There is a list for each handler's name, and
   an instance merges the fronts of the lists whose handlers it has. So it never reads a job whose
   handler it lacks.
+* In a fair lane the lists hold owners, and weights divide them into rings (`fair`).
 * Whose turn it is among lanes and priorities is kept in the tables: it holds over all instances.
 * A job whose session has its home elsewhere may be left to that for a while (`affinity`).
 * A suspect is a job that a further crash could make dead (`Queues.max_runs_with`). Suspects are
@@ -22,22 +23,27 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import methodcaller
 from typing import Final, final
 
+from ..._queue.shares import OTHERS, next_class, note_served
 from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
 from .affinity import Homes
 from .budget import Budget
+from .fair import key_of
 from .history import begun, process_key
 from .job_record import HOLDS_SLOT, JobRecord
 from .queues import Queues
-from .tables import FAIR_TURNS, LIMITS, Tables
+from .tables import FAIR_TURNS, LIMITS, SHARES, Tables
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
 """How often a priority is passed over at most; different, so that no claim owes both a turn."""
+
+_first: Final = methodcaller("first")
 
 ISOLATED_FOR: Final = 15.0
 """Seconds for which a suspect restricts claims, times two for each of its crashes.
@@ -287,13 +293,77 @@ class _Front:
             return jobs[0]
         return min((jobs[0] for jobs in self._lists.values()), key=_ready)
 
-    def pop(self) -> bool:
+    def pop(self, served: bool) -> bool:
         """Remove the first job; return whether its list must be read again."""
         job = self.first()
         self._after[job.name] = job.ready
         jobs = self._lists[job.name]
         jobs.popleft()
         return not jobs
+
+
+class _FairFront:
+    """The next job of one priority of a fair lane: the first of one of its rings.
+
+    Nothing is read ahead, since each claim moves other jobs of its owner.
+    """
+
+    def __init__(
+        self,
+        queues: Queues,
+        lane: str,
+        priority: int,
+        names: list[str],
+        weights: Mapping[str, float],
+    ) -> None:
+        self._tables = queues.tables
+        self._lane = lane
+        self._priority = priority
+        self._weights = weights
+        # {(ring, handler's name): the place behind which its next job is}
+        self._after: dict[tuple[str, str], int | None] = {
+            (ring, name): None for ring in (OTHERS, *weights) for name in names
+        }
+        self._first: JobRecord | None = None
+        self._pulls: dict[str, float] = {}  # of the rings among which the first was chosen
+
+    @property
+    def _shares(self) -> Mapping[str, tuple[int, float]]:
+        return self._tables.of(SHARES).get(key_of(self._lane, self._priority), {})
+
+    def read(self, limit: int) -> bool:
+        """Read the first job of each ring, and choose the next; return whether there is one."""
+        heads: dict[str, JobRecord] = {}
+        for (ring, name), after in self._after.items():
+            for job in self._tables.ready(self._lane, self._priority, name, after, 1, ring):
+                heads[ring] = min(job, heads.get(ring, job), key=_ready)
+        self._pulls, first = {}, heads.get(OTHERS)
+        if len(heads) > 1 and not (first is not None and first.party is None):
+            shares = self._shares
+            for ring in heads:
+                owners, _ = shares.get(ring, (1, 0.0))
+                self._pulls[ring] = self._weights.get(ring, 1.0) * owners
+            owed = {ring: services for ring, (_, services) in shares.items()}
+            first = heads[next_class(owed, self._pulls)]
+        self._first = first or next(iter(heads.values()), None)
+        return self._first is not None
+
+    def first(self) -> JobRecord:
+        """Return the first job."""
+        assert self._first is not None
+        return self._first
+
+    def pop(self, served: bool) -> bool:
+        """Remove the first job, which is claimed if it is ``served``; the lists change by that."""
+        job = self.first()
+        self._after[job.ring, job.name] = job.ready
+        if served and self._pulls:
+            shares = self._shares
+            owed = {ring: shares.get(ring, (1, 0.0))[1] for ring in self._pulls}
+            note_served(owed, self._pulls, job.ring)
+            noted = {ring: (shares.get(ring, (1, 0.0))[0], owed[ring]) for ring in owed}
+            self._tables.put(SHARES, key_of(self._lane, self._priority), {**shares, **noted})
+        return True
 
 
 def _ready(job: JobRecord) -> int:
@@ -335,16 +405,24 @@ class LaneTurn:
         """Whether the next job was left to its home, and the one behind it is the next now."""
         lists = queues.tables.counts().waiting
         waiting = [name for name in names if (lane, name) in lists]
-        self._fronts: dict[int, _Front] = {}  # of the priorities that have jobs
+        self._fronts: dict[int, _Front | _FairFront] = {}  # of the priorities that have jobs
+        self._to_read: int | None = (
+            None  # the priority of the last job, to be read when it is claimed
+        )
+        lane_limit = budget.limit(lane)
         for priority in PRIORITIES if waiting else ():
-            front = _Front(queues, lane, priority, waiting)
+            front: _Front | _FairFront
+            if lane_limit is not None and lane_limit.fair:
+                front = _FairFront(queues, lane, priority, waiting, lane_limit.weights)
+            else:
+                front = _Front(queues, lane, priority, waiting)
             if front.read(limit):
                 self._fronts[priority] = front
         self._passed = {priority: turns.passed(lane, priority) for priority in self._fronts}
 
     def _heads(self) -> list[JobRecord]:
         """Return the first job of each priority that has a job, the highest priority first."""
-        return list(map(_Front.first, self._fronts.values()))
+        return list(map(_first, self._fronts.values()))
 
     @property
     def suspect(self) -> JobRecord | None:
@@ -374,8 +452,14 @@ class LaneTurn:
     def next(self, isolation: _Isolation, most_bytes: float) -> JobRecord | None:
         """Return the next job of this lane; None: there is none, or it may not start here now."""
         self.passes_over = False
+        if not self._budget.free(self.lane):
+            return None
+        if self._to_read is not None:
+            if not self._fronts[self._to_read].read(self._limit):
+                del self._fronts[self._to_read]
+            self._to_read = None
         heads = self._heads()
-        if not heads or not self._budget.free(self.lane):
+        if not heads:
             return None
         job = self._choose(heads)
         if not self._budget.rates_allow(job):
@@ -401,11 +485,8 @@ class LaneTurn:
                     self._put_passed(head.priority, self._passed[head.priority] + 1)
             self._put_passed(chosen, 0)
         self._budget.take(job)
-        if self._fronts[chosen].pop():
-            if not self._budget.free(self.lane):
-                self._fronts.clear()
-            elif not self._fronts[chosen].read(self._limit):
-                del self._fronts[chosen]
+        if self._fronts[chosen].pop(not self.passes_over):
+            self._to_read = chosen  # later: what this claim moves is behind it
         return None if self.passes_over else job
 
     def _put_passed(self, priority: int, times: int) -> None:

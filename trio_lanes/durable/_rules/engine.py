@@ -419,6 +419,7 @@ def _record(item: SubmittedJob, now: float) -> JobRecord:
         None if item.cost is None else json.dumps(dict(item.cost)),
         item.headers,
         item.run_at,
+        item.owner,
     )
     if item.delay > 0:
         job.state, job.due, job.why = PARKED, now + item.delay, "delay"

@@ -42,6 +42,7 @@ class JobRecord:
     headers: str | None = None
     run_at: float | None = None
     """The Unix time at which the job is due, if its submitter gave one."""
+    owner: str | None = None
     place: int | None = None
     ready: int | None = None
     shelf: int = 0
@@ -73,6 +74,10 @@ class JobRecord:
     """The number of the job's last event."""
     history: str = ""
     """The last runs; see `history`."""
+    party: str | None = None
+    """For which owner a ready job of a fair lane stands; None: it takes no turns. See `fair`."""
+    ring: str = ""
+    """In which ring of its ready list it is."""
 
     @property
     def event_list(self) -> str:
@@ -85,8 +90,9 @@ class JobRecord:
         return f"messages {self.id}"
 
 
-ON_LIST, SESSION_PAUSED = 0, 2
-"""The values of `JobRecord.shelf`: not set aside; the session is paused."""
+ON_LIST, BEHIND_OWNER, SESSION_PAUSED = 0, 1, 2
+"""The values of `JobRecord.shelf`: not set aside; another job of its owner is before it; the
+session is paused."""
 
 HOLDS_SLOT, LENT_SLOT, WANTS_SLOT = 0, 1, 2
 """The values of `JobRecord.lent`."""

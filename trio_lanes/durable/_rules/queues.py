@@ -27,6 +27,7 @@ from .._contract.state import (
     DurableState,
     check_transition,
 )
+from . import fair
 from .history import ended, error_type, in_one_line
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, SESSION_PAUSED, JobRecord
 from .tables import INSTANCES, LIMITS, PAUSES, RULES, Tables
@@ -91,6 +92,8 @@ class Queues:
             until = self.tables.of(PAUSES).get(job.session)
             if until is not None and until > self.now:
                 job.shelf = SESSION_PAUSED
+        if self.tables.fair and not first and job.shelf == ON_LIST:
+            fair.join(self.tables, job)
         self.look = True
 
     def list_ready(self, job: JobRecord, *, first: bool = False) -> None:
@@ -114,6 +117,8 @@ class Queues:
     def advance(self, job: JobRecord, state: DurableState, **changes: object) -> None:
         """Change a job's state. No other function does that."""
         check_transition(job.state, state)
+        if job.party is not None and job.state is WAITING:
+            fair.leave(self.tables, job, claimed=state is RUNNING)
         if job.sent and job.state is RUNNING:
             self._drop_untaken(job)
         self.tables.update(job, state=state, **changes)
@@ -306,6 +311,8 @@ class Queues:
         head = self.tables.head(session)
         if head is not None and head.shelf == SESSION_PAUSED and head.ready is not None:
             self.tables.update(head, shelf=ON_LIST)
+            if head.ready >= 0 and fair.weights_of(self.tables, head.lane) is not None:
+                self.list_ready(head)  # its owner may have other jobs, and has gone on
             self.look = True
 
     def next_due(self, *, also: float | None = None) -> float | None:

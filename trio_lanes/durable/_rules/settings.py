@@ -17,6 +17,7 @@ class Settings:
     """The part of `Tables` for settings, the same for all tables."""
 
     _settings: dict[str, dict[str, Any]]  # {kind: {name: setting}}, lanes in order of their names
+    fair = True  # whether a lane may be fair
 
     def of(self, kind: Kind[T]) -> Mapping[str, T]:
         return self._settings[kind.name]
@@ -33,7 +34,11 @@ class Settings:
             of[name] = value
         if kind in _COPIED:
             self._settings[kind.name] = dict(sorted(of.items()))
+            self._look_for_fair_lanes()
         self._put_text(kind.name, name, value)
+
+    def _look_for_fair_lanes(self) -> None:
+        self.fair = any(limit.fair for limit in self._settings[LIMITS.name].values())
 
     def _put_text(self, kind: str, name: str, value: Any) -> None:
         """Write a setting that has changed, if the tables are not in memory."""

@@ -66,12 +66,14 @@ PAUSES: Final = Kind[float]("pause")
 """The paused sessions, and until when they are paused."""
 FAIR_TURNS: Final = Kind[str | int]("turn")
 """Whose turn it is, as `Claims` keeps it."""
+SHARES: Final = Kind[Mapping[str, tuple[int, float]]]("share")
+"""By priority and fair lane with weights: {ring: (its owners with ready jobs, what it is owed)}."""
 QUOTAS: Final = Kind[tuple[RateLimit, ...]]("quota")
 """The quotas and templates from which something was spent, with the limits applied last."""
 INSTANCES: Final = Kind[InstanceInfo]("instance")
 STEPS: Final = Kind[LastStep]("step")
 """The last steps of instances, in tables that keep them as settings."""
-SETTING_KINDS: Final = (LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, QUOTAS, INSTANCES, STEPS)
+SETTING_KINDS: Final = (LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, SHARES, QUOTAS, INSTANCES, STEPS)
 
 
 class Tables(Protocol):
@@ -98,9 +100,25 @@ class Tables(Protocol):
         """Return the first job in the queue of a session."""
 
     def ready(
-        self, lane: str, priority: int, name: str, after: int | None, limit: int
+        self, lane: str, priority: int, name: str, after: int | None, limit: int, ring: str = ""
     ) -> list[JobRecord]:
         """Return jobs of a ready list in order, behind place ``after``, without shelved jobs."""
+
+    # ---- fair lanes: see `fair`
+    fair: bool
+    """Whether a lane may be fair."""
+
+    def heads_of(self, lane: str, priority: int, party: str) -> list[JobRecord]:
+        """Return the jobs that stand for an owner on ready lists: one of each handler at most."""
+
+    def first_behind(self, lane: str, priority: int, name: str, party: str) -> JobRecord | None:
+        """Return the first job of a handler that is shelved behind another of its owner."""
+
+    def listed(self, lane: str) -> list[JobRecord]:
+        """Return the ready jobs of a lane that are not paused and were not given back.
+
+        They are in order of their places, shelved ones last.
+        """
 
     # ---- times
     def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:

@@ -48,7 +48,7 @@ class Cache:
 
     Attributes:
       queues: by session, the front of its queue.
-      lists: by lane, priority and handler's name, the front of the ready list.
+      lists: by lane, priority, handler's name and ring, the front of the ready list.
       runs: the running jobs.
       counts: how many jobs there are, by lane, state and handler's name. Call `count` before.
       uncounted: {the same: the difference of this number from that in the table}. The same holds.
@@ -58,7 +58,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.queues: Final[dict[str, ListFront]] = {}
-        self.lists: Final[dict[tuple[str, int, str], ListFront]] = {}
+        self.lists: Final[dict[tuple[str, int, str, str], ListFront]] = {}
         self.runs: Running | None = None
         self.counts: Counts | None = None
         self.uncounted: Final[dict[Key, int]] = {}
@@ -133,7 +133,7 @@ class Cache:
         """Record that a job has another place on its ready list, or none, or is shelved."""
         ready = ready_of(job)
         if ready is not None:
-            ready_list = self.lists.get((job.lane, job.priority, job.name))
+            ready_list = self.lists.get((job.lane, job.priority, job.name, job.ring))
             if ready_list is not None:
                 ready_list.add(ready, job)
 

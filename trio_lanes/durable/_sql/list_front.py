@@ -84,5 +84,7 @@ class ListFront:
                 self.complete = False
         else:
             index = bisect_left(entries, place, key=lambda entry: entry[0])
-            if entries[index][0] != place:  # else the job came back to an old entry of its own
+            if entries[index][0] != place:
                 entries.insert(index, (place, job))
+            else:  # it came back to an old entry of its own, or of a job whose place it has got
+                entries[index] = place, job

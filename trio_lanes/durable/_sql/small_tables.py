@@ -81,7 +81,7 @@ class SmallTables(Settings, ABC):
 
     def _forget_small(self) -> None:
         """Drop all cached rows: another process may have written, or a rollback came."""
-        self._settings = {}
+        self._settings, self.fair = {}, True  # it may be
         self._marks: dict[str, deque[Mark]] = {}
         self._last_marks: dict[str, int] = {}  # {meter of known marks: the last number}
         for rows in self._unwritten.values():
@@ -112,6 +112,7 @@ class SmallTables(Settings, ABC):
             parsed[kind, name] = before
             settings[kind][name] = before[1]
         self._parsed, self._settings = parsed, settings
+        self._look_for_fair_lanes()
 
     def of(self, kind: Kind[T]) -> Mapping[str, T]:
         if not self._settings:

@@ -159,9 +159,9 @@ class SqlTables(SmallTables):
         return head
 
     def ready(
-        self, lane: str, priority: int, name: str, after: int | None, limit: int
+        self, lane: str, priority: int, name: str, after: int | None, limit: int, ring: str = ""
     ) -> list[JobRecord]:
-        key = lane, priority, name
+        key = lane, priority, name, ring
         known = self._cache.lists.get(key)
         if known is None:
             known = self._cache.lists[key] = ListFront(ready_of, self._list_front)
@@ -175,16 +175,46 @@ class SqlTables(SmallTables):
         return known.first(after, limit)
 
     def _read_ready(
-        self, lane: str, priority: int, name: str, after: int, limit: int
+        self, lane: str, priority: int, name: str, ring: str, after: int, limit: int
     ) -> tuple[list[JobRecord], bool]:
         """Read the next jobs of a ready list; return whether they are all that follow, too."""
         most = max(limit, self._list_front)
         jobs = self._rows.select(
-            "[lane] = :lane AND priority = :priority AND [name] = :name AND ready > :after"
-            " AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT :limit",
-            {"lane": lane, "priority": priority, "name": name, "after": after, "limit": most},
+            "[lane] = :lane AND priority = :priority AND [name] = :name AND [ring] = :ring"
+            " AND ready > :after AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT :limit",
+            {
+                "lane": lane,
+                "priority": priority,
+                "name": name,
+                "ring": ring,
+                "after": after,
+                "limit": most,
+            },
         )
         return jobs, len(jobs) < most
+
+    def heads_of(self, lane: str, priority: int, party: str) -> list[JobRecord]:
+        return self._of_party(lane, priority, party, "shelf = 0")
+
+    def first_behind(self, lane: str, priority: int, name: str, party: str) -> JobRecord | None:
+        first = "shelf = 1 AND [name] = :name ORDER BY ready LIMIT 1"
+        return next(iter(self._of_party(lane, priority, party, first, name=name)), None)
+
+    def _of_party(
+        self, lane: str, priority: int, party: str, where: str, **values: str
+    ) -> list[JobRecord]:
+        self._rows.flush()
+        return self._rows.select(
+            "[lane] = :lane AND priority = :priority AND [party] = :party AND party IS NOT NULL"
+            f" AND {where}",
+            {"lane": lane, "priority": priority, "party": party, **values},
+        )
+
+    def listed(self, lane: str) -> list[JobRecord]:
+        self._rows.flush()
+        return self._rows.select(
+            "[lane] = :lane AND ready >= 0 AND shelf < 2 ORDER BY shelf, ready", {"lane": lane}
+        )
 
     # ---- times
 

@@ -73,8 +73,10 @@ INSERT INTO meta VALUES (1, 0, 0, 0.0, '', 0.0, lower(hex(randomblob(16))));
     + """
 CREATE UNIQUE INDEX jobs_key ON jobs (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_line ON jobs (session, place, lane) WHERE place IS NOT NULL;
-CREATE INDEX jobs_ready ON jobs (lane, priority, name, ready)
+CREATE INDEX jobs_ready ON jobs (lane, priority, name, ring, ready)
     WHERE ready IS NOT NULL AND shelf = 0;
+CREATE INDEX jobs_party ON jobs (lane, priority, party, shelf, name, ready)
+    WHERE party IS NOT NULL;
 CREATE INDEX jobs_due ON jobs (state, due) WHERE due IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (session) WHERE state = 'parked' AND place IS NULL;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';

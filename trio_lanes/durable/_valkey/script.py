@@ -24,6 +24,7 @@ ORDER: Final = (
     "rates",  # rate limits of lanes, groups and quotas
     "budget",  # slots and rates while jobs are claimed
     "tell",  # what other processes hear
+    "fair",  # owners that take turns
     "queues",  # the rules of order
     "affinity",  # which jobs are left to other instances
     "claims",  # which jobs an instance may run

@@ -116,6 +116,8 @@ def _more(job: SubmittedJob) -> str:
     more: dict[str, Any] = {}
     if job.key_after == "failure":
         more["anew"] = True
+    if job.owner is not None:
+        more["owner"] = job.owner
     return to_json(more) if more else ""
 
 
@@ -277,12 +279,15 @@ def _groups(groups: Mapping[str, GroupLimit] | None) -> str:
 
 
 def _lane(limit: LaneLimit) -> dict[str, Any]:
-    asked = {
+    asked: dict[str, Any] = {
         "concurrency": limit.concurrency,
         "max_waiting": limit.max_waiting,
         "rates": rates.to_json(limit.rates),
         "meters": _meters(limit.rates),
     }
+    if limit.fair:
+        weights = {owner: float(limit.weights[owner]) for owner in sorted(limit.weights)}
+        asked |= {"fair": True, "weights": to_json(weights), "pulls": weights}
     if limit.paused_until is not None:
         asked["paused_until"] = _whole(limit.paused_until)
     return asked
@@ -351,6 +356,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "DurableState": DurableState,
     "tuple[str, ...]": tuple,
     "tuple[RateLimit, ...]": rates.from_json,
+    "Mapping[str, float]": json.loads,
     "Mapping[str, int]": lambda data: {name: int(number) for name, number in data.items()},
 }
 """By the type of the field; a field of another type is as it is."""

@@ -380,7 +380,7 @@ def _checked(queues: Queues, *, repair: bool) -> CheckReport:
         problems.append(f"job {job.id} {problem}")
         if repair:
             repaired += 1
-            tables.update(job, ready=None, shelf=ON_LIST)
+            tables.update(job, ready=None, shelf=ON_LIST, party=None, ring="")
             if on_list:
                 queues.list_ready(job)
     if repair:

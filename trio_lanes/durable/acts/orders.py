@@ -14,7 +14,7 @@ from ..._config.names import is_template
 from .._contract.act import Act, PortionedAct
 from .._contract.records import GroupLimit, LaneLimit, Selection
 from .._contract.state import CANCELLED, DEAD, DEAD_LETTERS, ENDED, PARKED, RUNNING, WAITING
-from .._rules import rates
+from .._rules import fair, rates
 from .._rules.job_record import ON_LIST, SESSION_PAUSED, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.queues import Queues
@@ -79,6 +79,8 @@ class PutFirst(Act[bool]):
         place = tables.next_number() + BEFORE_ALL
         if head.id != job.id and head.place >= 0:
             if head.state is WAITING:
+                if head.party is not None:
+                    fair.leave(tables, head, claimed=False)
                 tables.update(head, ready=None, shelf=ON_LIST)
                 tables.update(job, place=place)
                 queues.list_ready(job, first=True)
@@ -183,6 +185,9 @@ class Pause(Act[None]):
             queues.tables.put(PAUSES, self.session, until)
             head = queues.tables.head(self.session)
             if head is not None and head.ready is not None:
+                if head.party is not None:
+                    fair.leave(queues.tables, head, claimed=False)
+                    queues.tables.update(head, ready=queues.tables.next_number())
                 queues.tables.update(head, shelf=SESSION_PAUSED)
         queues.look = until < math.inf  # a worker must know when the pause ends
 
@@ -249,6 +254,10 @@ class Configure(Act[None]):
         for name in {**before, **after}:
             if before.get(name) != after.get(name):
                 tables.put(LIMITS, name, after.get(name))
+        for waits in sorted({lane for lane, _ in tables.counts().waiting}):
+            past, present = limit_of(before, waits), limit_of(after, waits)
+            if past and present and (past.fair, past.weights) != (present.fair, present.weights):
+                fair.relist(tables, waits)
         for lane in rates.names_of("lane", tables.meters()):
             past, present = limit_of(before, lane), limit_of(after, lane)
             if past != present:

@@ -23,7 +23,7 @@ import attrs
 import trio
 import trio.testing
 
-from ... import JobCancelledError
+from ... import JobCancelledError, LaneConfig
 from .. import (
     DurableRun,
     DurableState,
@@ -175,7 +175,7 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
         open_store() as store,
         open_cluster(
             handlers,
-            LANES,
+            {**LANES, "main": LaneConfig(concurrency=LANES["main"], weights={"gold": 3})},
             instances=life.instances,
             seed=life.seed,
             faults=life.faults,
@@ -223,6 +223,7 @@ async def _submit(story: _Story, lanes: Any, number: int) -> None:
         "priority": chance.choice((-1, 0, 0, 1)),
         "key": f"key {number}",
         "delay": delay,
+        "owner": chance.choice((None, "gold", "silver")),
     }
     name = chance.choice(HANDLERS)
     while True:

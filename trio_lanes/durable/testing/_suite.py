@@ -13,6 +13,7 @@ from ._blockers import BlockerStories
 from ._children import ChildrenStories
 from ._control import ControlStories
 from ._crash import CrashStories
+from ._fair import FairStories
 from ._keys import KeyStories
 from ._limits import LimitStories
 from ._locks import LockStories
@@ -26,6 +27,7 @@ STORIES: Final = (
     AgainStories,
     WorkStories,
     KeyStories,
+    FairStories,
     ControlStories,
     LimitStories,
     BlockerStories,

@@ -74,7 +74,7 @@ ENDLESS_LEASE: Final = 1e6
 TWIN_SESSIONS: Final = ("a", "b", "c")
 TWIN_LANES: Final = {
     "main": LaneLimit(3, 12),
-    "cron": LaneLimit(1),
+    "cron": LaneLimit(1, weights={"a": 2.5}, fair=True),
     "tenant:*": LaneLimit(2, 5, rates=(RateLimit(4, per=7.0, unit="tokens"),)),
     "rated": LaneLimit(
         9,
@@ -85,6 +85,11 @@ TWIN_LANES: Final = {
         ),
     ),
 }
+FAIR: Final = (
+    LaneLimit(3, fair=True),
+    LaneLimit(2, weights={"a": 3, "o*": 0.7}, fair=True),
+    LaneLimit(4, weights={"o1": 2, "b": 1.5, "*": 3}, fair=True),
+)
 RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
 QUOTA: Final = (
     RateLimit(4, per=9.0, burst=2),
@@ -333,7 +338,7 @@ class _TwinLife:
         if what == "abort":
             return AbortRun(chance.choice(TWIN_SESSIONS), "{}")
         if what == "configure":
-            limit = chance.choice((1, 2, 3, 4, 4, None, RATED))
+            limit = chance.choice((1, 2, 3, 4, 4, None, RATED, *FAIR))
             lane = chance.choice(("main", "cron", "tenant:*", "tenant:a", "tenant:*"))
             return Configure({lane: limit}, None, {})
         if what == "acquire":
@@ -416,6 +421,7 @@ class _TwinLife:
             key_after=chance.choice(("result_ttl", "failure")),
             delay=chance.choice((0.0, 0.0, 0.0, 3.0)),
             cost=chance.choice(costs),
+            owner=chance.choice((None, None, "o1", "o2", "a")),
         )
 
     async def _submit(self, batch: Sequence[SubmittedJob] = ()) -> None:

@@ -115,7 +115,7 @@ local function ready_before(job)
       before = before + ask('ZCOUNT', ready_list(job.lane, entry), '-inf', ends)
     end
   end
-  return math.min(before, PAGE)
+  return math.max(1, math.min(before, PAGE))  -- of a fair lane: owners
 end
 
 function in_lane(job)
@@ -136,7 +136,7 @@ function in_lane(job)
     add('suspect', lane)
   end
   local budget, is_next = Budget.new(), true
-  if job.ready and not job.shelf then
+  if job.ready and job.shelf ~= true then
     local first = LaneTurn.new(lane, names, FairTurns.new(), budget):first()
     if first and first.id ~= job.id then
       is_next = false

@@ -161,6 +161,9 @@ function Claims.take(instance, info, room)
 end
 
 function Claims.claim(job, instance, info)
+  if job.party then
+    fair.leave(job, true)
+  end
   job.state, job.ready, job.instance, job.lent = 'running', nil, instance, nil
   job.fence = next_number()
   begun(job, info)
@@ -226,12 +229,16 @@ end
 -- list while jobs are claimed. Instead of a page, true: it is not read. `present`: whether there was a
 -- list at first. `left`: by entry, how many jobs were left to their homes: these stay in the list, before
 -- all that are not read.
+--
+-- In a fair lane each claim lists other jobs of its owner, so all is read again after it. `weights`: of
+-- its owners; `rings`: by entry, its ring.
 function Fronts.new(lane, names)
   local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, left = {}, present = false }
+  fronts.weights, fronts.rings = fair.weights_of(lane), {}
   for entry in pairs(ready_lists()[lane] or {}) do
-    local priority, name = string.match(entry, '^(%-?%d):(.*)$')
+    local priority, name, ring = parts_of(entry)
     if names[name] then
-      fronts.lists[tonumber(priority)][entry], fronts.present = true, true
+      fronts.lists[priority][entry], fronts.rings[entry], fronts.present = true, ring, true
     end
   end
   return setmetatable(fronts, Fronts)
@@ -262,11 +269,25 @@ end
 -- The first job of a priority, and its list.
 function Fronts:first(priority)
   local list, best, least, of = self.lists[priority], nil, nil, nil
+  local heads = {}  -- by ring, of a lane with weights: {number, id, entry}
   for entry in pairs(list) do
     local id, number = self:front(list, entry)
     if id and (not best or number < least) then
       best, least, of = id, number, entry
     end
+    local ring = self.rings[entry]
+    if id and self.weights and (not heads[ring] or number < heads[ring][1]) then
+      heads[ring] = { number, id, entry }
+    end
+  end
+  self.shares = nil
+  local others = heads['']
+  if others and not find(others[2]).party then
+    best, of = others[2], others[3]
+  elseif next(heads, next(heads)) then
+    local ring
+    ring, self.shares = fair.choose(self.lane, priority, self.weights, heads)
+    best, of = heads[ring][2], heads[ring][3]
   end
   return best and find(best), of
 end
@@ -278,6 +299,14 @@ function Fronts:pop(priority, is_left)
   page.at = page.at + 2
   if is_left then
     self.left[entry] = (self.left[entry] or 0) + 1
+  elseif self.shares then
+    fair.note_served(self.lane, priority, self.rings[entry], unpack(self.shares))
+  end
+  if self.weights then
+    for other in pairs(list) do
+      list[other] = true
+    end
+    return
   end
   if page.at > #page and #page < 2 * FRONT then
     self:drop(list, entry)

@@ -244,7 +244,7 @@ function accept(item)
   local job = {
     name = item.name, lane = item.lane, session = item.session, priority = item.priority,
     key = item.key, digest = item.digest, submitted_at = now, submitter = CHANNEL,
-    state = 'waiting', cost = item.cost, rest = item.rest ~= '' and item.rest or nil,
+    state = 'waiting', cost = item.cost, owner = item.more.owner, rest = item.rest ~= '' and item.rest or nil,
   }
   if item.delay > 0 then
     job.state, job.due, job.why = 'parked', now + item.delay, 'delay'

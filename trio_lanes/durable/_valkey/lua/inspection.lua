@@ -205,7 +205,7 @@ local function check_job(job, report)
   end
   if wrong then
     add(wrong, function()
-      job.ready, job.shelf = nil, nil
+      job.ready, job.shelf, job.party, job.ring = nil, nil, nil, nil
       put(job)
       if job.state == 'waiting' and is_head(job) then
         list_ready(job)

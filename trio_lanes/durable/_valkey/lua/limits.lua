@@ -1,7 +1,7 @@
 -- Lanes, templates of lanes, and groups: hashes L and G, name -> packed table.
 --
 -- They have the fields of LaneLimit and GroupLimit in Python: `rates` is a text for the clients, and
--- `meters` are the same (see rates). What is absent is false. A name that ends with '*' is a template:
+-- `meters` are the same (see rates); so are `weights` and `pulls` of a fair lane. What is absent is false. A name that ends with '*' is a template:
 -- each lane that has no limits of its own has those of the longest template that matches it.
 -- `pause_only`: L has only the pause of such a lane.
 --
@@ -12,7 +12,8 @@
 -- no other namespace of any database has. While it is the same, calls use what an earlier one has read:
 -- so no function changes these tables.
 
-local READ  -- what an earlier call has read: {configured, lanes, groups, group_of, rules}
+-- What an earlier call has read: {configured, lanes, groups, group_of, rules, whether a lane is fair}
+local READ
 
 local function unpacked(key)
   local found, flat = {}, call('HGETALL', key)
@@ -29,8 +30,11 @@ local function configured()
   local rules = call('HGET', META, 'rules')
   READ = {
     configured = meta.configured, lanes = unpacked(ROOT .. 'L'), groups = unpacked(ROOT .. 'G'),
-    group_of = {}, rules = rules and cmsgpack.unpack(rules),
+    group_of = {}, rules = rules and cmsgpack.unpack(rules), fair = false,
   }
+  for _, limit in pairs(READ.lanes) do
+    READ.fair = READ.fair or limit.fair
+  end
   for name, group in pairs(READ.groups) do
     group.name = name
     for _, member in ipairs(group.members) do
@@ -123,6 +127,7 @@ local function limit_of(name, all)
   end
   return {
     concurrency = limit.concurrency, max_waiting = limit.max_waiting, meters = limit.meters,
+    fair = limit.fair, weights = limit.weights, pulls = limit.pulls,
     paused_until = math.max(own.paused_until, limit.paused_until or 0),
   }
 end

@@ -38,6 +38,9 @@ function WITH_TICKET.put_first(id)
   local place = next_number() + ahead
   if head.id ~= job.id and head.place >= 0 then
     if head.state == 'waiting' then
+      if head.party then
+        fair.leave(head)
+      end
       head.ready, head.shelf = nil, nil
       set_ready(job, true)
     else
@@ -132,6 +135,10 @@ function WITH_TICKET.pause(lane, session, micros)
     FIRSTS.pauses = nil
     local head = head_of(session)
     if head and head.ready then
+      if head.party then
+        fair.leave(head)
+        head.ready = next_number()
+      end
       head.shelf = true
       put(head)
     end
@@ -233,6 +240,21 @@ local function put_lanes(before, after)
   end
 end
 
+-- List anew what waits in lanes that are fair now, or not any more, or have other weights.
+local function relist_lanes(before, after)
+  local seen = {}
+  for _, count in ipairs(all_counts()) do
+    local state, lane = count[1], count[2]
+    local was, is = limit_of(lane, before), limit_of(lane, after)
+    if state == 'waiting' and not seen[lane] and was and is then
+      seen[lane] = true
+      if was.fair ~= is.fair or was.weights ~= is.weights then
+        fair.relist(lane)
+      end
+    end
+  end
+end
+
 -- JSON of lanes, [{name, limit}, {name, concurrency}, {name, gone}...]; of groups, [...], or ''; of rules.
 -- A lane with `concurrency` gets another alone; `gone` removes it.
 function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
@@ -255,6 +277,7 @@ function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
     return refused
   end
   put_lanes(before, after)
+  relist_lanes(before, after)
   if replaces then
     put_groups(groups_before, list)
   end

@@ -31,15 +31,17 @@ end
 
 -- Give a head its place on the ready list. The caller puts the record.
 function set_ready(job, first)
-  local number = next_number()
-  job.ready = first and -number or number
-  job.shelf = nil
+  local number, shelf = next_number(), nil
   if job.session then
     local paused = pause_of(job.session)
     if paused and paused > now then
-      job.shelf = true
+      shelf = true
     end
   end
+  if not first and not shelf then
+    shelf = fair.join(job)
+  end
+  job.ready, job.shelf = first and -number or number, shelf
   LOOK = true
 end
 
@@ -81,7 +83,9 @@ end
 
 -- `failure`: of a run that failed, {the type of its error, the error in one line}.
 local function end_job(job, state, outcome, attempt, failure)
-  if job.state == 'running' then
+  if job.party then
+    fair.leave(job)
+  elseif job.state == 'running' then
     leave(job, state, failure and failure[2])
   end
   job.state = state
@@ -269,8 +273,11 @@ function resume_session(session)
   call('ZREM', ROOT .. 'pauses', session)
   FIRSTS.pauses = nil
   local head = head_of(session)
-  if head and head.shelf and head.ready then
+  if head and head.shelf == true and head.ready then
     head.shelf = nil
+    if head.ready >= 0 and fair.weights_of(head.lane) then
+      set_ready(head)  -- its owner may have other jobs, and has gone on
+    end
     put(head)
     LOOK = true
   end

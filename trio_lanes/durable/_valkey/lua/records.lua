@@ -19,7 +19,7 @@
 --   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
 --   wants                       all runs that want their slots back
 --   done                        ended jobs, by the time to forget them
---   r:<lane>:<priority>:<name>  ready jobs, by ready number (see ready)
+--   r:, ph:, pb:                ready jobs, by ready number (see ready)
 --
 -- The hashes n and sl:<lane> count jobs by lane, state and name, and the queued jobs of a lane by
 -- session; a field of META counts the sessions with queued jobs. Only statistics read them.
@@ -67,6 +67,9 @@ local function indexes(job)
   end
   if job.ready and not job.shelf then
     at[ready_list(job.lane, entry_of(job))] = job.ready
+  end
+  if job.party then
+    at[party_list(job.lane, job.priority, job.party, job.shelf and job.name)] = job.ready
   end
   if state == 'parked' then
     at[ROOT .. 'due'] = job.due

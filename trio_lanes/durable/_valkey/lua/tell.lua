@@ -158,7 +158,8 @@ local function startable_names(lists)
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) and budget:free(lane) > 0 then
       for entry in pairs(entries) do
-        names[string.match(entry, '^%-?%d:(.*)$')] = true
+        local _, name = parts_of(entry)
+        names[name] = true
       end
     end
   end

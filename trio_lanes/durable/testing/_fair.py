@@ -1,0 +1,181 @@
+"""Tests of fair lanes: owners take turns by their weights, as in the core, which is the judge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any, Final
+
+import attrs
+
+from ... import Job, LaneConfig, Lanes, open_lanes
+from .. import DurableJob, DurableLanes, LaneLimit, Released
+from ..acts.orders import Configure
+from ._bench import Bench, new_job
+
+WEIGHTS: Final[list[dict[str, float]]] = [
+    {},
+    {"gold": 4},
+    {"gold": 3, "team:*": 2.5, "*": 0.5},
+    {"*": 2, "team:a": 0.3, "silver": 7},
+]
+OWNERS: Final = (None, None, "gold", "silver", "team:a", "team:b")
+JUDGED_SESSIONS: Final = (None, None, None, "one", "two", "gold")
+
+
+class FairStories(Bench):
+    """Tests of fair lanes."""
+
+    async def test_fair_lanes_start_jobs_in_the_order_of_the_core(self) -> None:
+        for seed in range(4):
+            async with self._judged(Random(seed)) as judged:
+                for _ in range(14):
+                    await judged.submit()
+                await judged.configure(concurrency=2)
+                for number in range(30):
+                    await judged.act()
+                    assert judged.durable_begun() == judged.begun, (seed, number)
+
+    @asynccontextmanager
+    async def _judged(self, chance: Random) -> AsyncIterator[_Judged]:
+        self.log.clear()
+        lane = f"fair:{chance.random()}"
+        config = LaneConfig(concurrency=0, fair=True, weights=chance.choice(WEIGHTS))
+        limits: Any = {"main": 4, lane: config}
+        async with self.instance(lanes=limits) as lanes, open_lanes(limits) as core:
+            judged = _Judged(self, lanes, core, lane, config, chance)
+            yield judged
+            await lanes.clear(lane)
+            self.open(*judged.jobs)
+            await self.settle()
+            await core.drain(grace=0, waiting="cancel")
+
+    async def test_the_first_priority_is_served_and_the_last_once_in_ten(self) -> None:
+        main = LaneLimit(20, weights={"a": 2}, fair=True)
+        async with self.playing(lanes={"main": main}) as store:
+            high = [new_job(n % 3, owner="abc"[n % 3], priority=1) for n in range(12)]
+            low = [new_job(9, owner="ab"[n % 2], priority=-1) for n in range(4)]
+            await store.enqueue(high + low)
+            served = [int(run.payload) for run in await store.claim(16)]
+            assert [n for n, payload in enumerate(served) if payload == 9] == [9, 13, 14, 15]
+            assert served[:4].count(0) == 2
+
+    async def test_an_owner_with_jobs_of_several_handlers_has_one_turn(self) -> None:
+        main = LaneLimit(9, fair=True)
+        async with self.playing(names=["echo", "other"], lanes={"main": main}) as store:
+            kinds = [("echo", "a"), ("other", "a"), ("echo", "a"), ("echo", "b"), ("other", "b")]
+            await store.enqueue(
+                [new_job(n, name, owner=owner) for n, (name, owner) in enumerate(kinds)]
+            )
+            assert [int(run.payload) for run in await store.claim(5)] == [0, 3, 1, 4, 2]
+
+    async def test_a_job_that_is_given_back_takes_no_turn(self) -> None:
+        async with self.playing(lanes={"main": LaneLimit(1, fair=True)}) as store:
+            await store.enqueue([new_job(n, owner="aab"[n]) for n in range(3)])
+            (run,) = await store.claim()
+            await store.do(Configure({"main": 9}, None, {}))
+            await store.end(run, Released())
+            assert [int(run.payload) for run in await store.claim(3)] == [0, 2, 1]
+            await store.do(Configure({"main": LaneLimit(9)}, None, {}))  # it is plain now
+            await store.enqueue([new_job(n, owner="aab"[n]) for n in range(3)])
+            assert [int(run.payload) for run in await store.claim(3)] == [0, 1, 2]
+
+    async def test_a_lane_becomes_fair_and_plain_with_the_jobs_that_wait(self) -> None:
+        tenant = LaneLimit(1, weights={"z": 9}, fair=True)
+        async with self.playing(lanes={"main": LaneLimit(9), "tenant:*": LaneLimit(9)}) as store:
+            for lane in ("main", "tenant:x"):
+                jobs = [new_job(n, owner="aaabbc"[n], lane=lane) for n in range(6)]
+                await store.enqueue(jobs)
+            await store.do(Configure({"tenant:*": tenant, "main": tenant}, None, {}))
+            runs = [run for _ in range(2) for run in await store.claim(6)]
+            assert [int(run.payload) for run in runs] == [0, 0]
+            await store.do(Configure({"tenant:*": 3, "main": LaneLimit(9)}, None, {}))
+            runs = list(await store.claim(6))
+            of_tenant = [int(run.payload) for run in runs if run.lane == "tenant:x"]
+            assert of_tenant == [3, 5]
+            assert len(runs) == 6
+
+    async def test_a_job_behind_others_of_its_owner_says_so(self) -> None:
+        main = LaneConfig(concurrency=0, weights={"a": 2, "tenant:*": 0.5})
+        async with self.instance(lanes={"main": main}) as lanes:
+            first, second = [await lanes.submit("echo", n, owner="a") for n in range(2)]
+            (order, _) = await lanes.blocked_by(second.id)
+            assert (order.kind, order.job) == ("order", first.id)
+            assert order.before >= 1
+            limit = (await lanes.limits())["main"]
+            assert (limit.fair, limit.weights) == (True, main.weights)
+            await lanes.configure({"main": attrs.evolve(limit, concurrency=1)})
+            assert await second.wait() == 1
+            assert not (await lanes.check()).problems
+
+    async def test_an_owner_that_no_store_can_keep_is_refused(self) -> None:
+        async with self.instance() as lanes:
+            for owner in ("", 5, "a" * 1_001, "a\0"):
+                with self.raises(TypeError, ValueError) as caught:
+                    await lanes.submit("echo", owner=owner)  # type: ignore[arg-type]
+                assert "owner" in str(caught[0])
+            with self.raises(ValueError) as caught:
+                await lanes.configure({"main": LaneConfig(weights={"a\0": 2})})
+            assert "owner" in str(caught[0])
+
+
+@attrs.define
+class _Judged:
+    """Durable lanes and lanes of the core, to which the same is done."""
+
+    bench: Bench
+    lanes: DurableLanes
+    core: Lanes
+    lane: str
+    config: LaneConfig
+    chance: Random
+    begun: list[str] = attrs.field(factory=list)  # in the core
+    jobs: dict[str, tuple[DurableJob, Job[None]]] = attrs.field(factory=dict)
+
+    def durable_begun(self) -> list[str]:
+        return [one for one in self.bench.begun() if one.startswith(f"{self.lane} ")]
+
+    async def _gate(self, name: str) -> None:
+        self.begun.append(name)
+        await self.bench.gate(name).wait()
+
+    async def submit(self) -> None:
+        name, lane = f"{self.lane} {len(self.jobs)}", self.lane
+        owner, session = self.chance.choice(OWNERS), self.chance.choice(JUDGED_SESSIONS)
+        of_owner: Any = {} if owner is None else {"owner": owner}
+        job = await self.lanes.submit("gate", name, session=session, lane=lane, owner=owner)
+        self.jobs[name] = (
+            job,
+            self.core.submit_nowait(self._gate, name, session=session, lane=lane, **of_owner),
+        )
+
+    async def configure(self, **changes: Any) -> None:
+        self.config = attrs.evolve(self.config, **changes)
+        await self.lanes.configure({self.lane: self.config})
+        self.core.configure({self.lane: self.config})
+        await self.bench.settle()
+
+    async def act(self) -> None:
+        """Do something by chance, and wait until nothing more happens."""
+        running = [name for name in self.begun if not self.jobs[name][1].done]
+        waiting = [name for name in self.jobs if name not in self.begun]
+        act = self.chance.choice(["end"] * 5 + ["submit"] * 3 + ["cancel", "pause", "change"])
+        if act == "end" and running:
+            self.bench.open(self.chance.choice(running))
+        elif act == "cancel" and waiting:
+            durable, job = self.jobs[self.chance.choice(waiting)]
+            job.cancel()
+            await self.lanes.cancel(durable.id)
+        elif act == "pause":
+            session = "session:" + self.chance.choice(["one", "two", "gold"])
+            self.core.pause(session)
+            await self.lanes.pause(session)
+            await self.submit()
+            self.core.resume(session)
+            await self.lanes.resume(session)
+        elif act == "change":
+            await self.configure(weights=self.chance.choice(WEIGHTS))
+        else:
+            await self.submit()
+        await self.bench.settle()
