@@ -236,12 +236,24 @@ async def _limit_group(
     return Answer({"group": name, **attrs.asdict(now, recurse=False)}, [groups_table({name: now})])
 
 
-async def quota(lanes: DurableLanes, name: str | None, reset: bool) -> Answer:
-    """Show the levels of quotas; reset one."""
-    if reset:
-        if name is None:
-            raise CommandError("say which quota: NAME --reset")
+async def quota(
+    lanes: DurableLanes,
+    name: str | None,
+    reset: bool,
+    grants: Sequence[tuple[str, int]],
+    by: str | None,
+) -> Answer:
+    """Show the levels of quotas; reset one, or grant it more."""
+    if name is None:
+        if reset or grants:
+            raise CommandError("say which quota: NAME --reset, or NAME --grant UNIT=N")
+    elif reset:
         known = await lanes.reset_quota(name)
+    elif grants:
+        try:
+            await lanes.grant(name, by=by, **dict(grants))
+        except (LookupError, ValueError) as error:
+            raise CommandError(str(error)) from error
     found = (await lanes.statistics(quota=name)).quotas
     if reset:
         line = f"reset {name}" if known else f"nothing was ever spent from {name!r}"

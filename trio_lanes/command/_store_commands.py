@@ -171,6 +171,14 @@ COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
     _limits.quota: (
         click.Argument(["name"], required=False, metavar="[NAME]"),
         click.Option(["--reset"], is_flag=True, help="Forget what was spent from it."),
+        click.Option(
+            ["--grant", "grants"],
+            multiple=True,
+            type=reserve,
+            metavar="UNIT=N",
+            help="Let so much more be spent, until the limit's window has passed.",
+        ),
+        click.Option(["--by"], envvar="USER", metavar="NAME", help="Who grants it; default: USER."),
     ),
     _ask.log: (click.Argument(["name"], metavar="NAME"), AFTER, _limit(50)),
     _ask.rules: (

@@ -97,7 +97,7 @@ PYTHON_ONLY = {
     "orders": "replace portion",
     "queues": "rules forget_effects advance wait_again",
     "rates": """
-        meters_of names_of costs_of counted put to_json from_json
+        meters_of names_of costs_of counted put level to_json from_json
     """,
 }
 """What Lua leaves to another file or to the client, and what it needs not."""

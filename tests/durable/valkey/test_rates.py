@@ -44,7 +44,7 @@ class Both:
         self.charged: list[tuple[float, dict[str, int]]] = []
 
     async def begin(self) -> None:
-        _, at = await self._store.do(Spend("q", self._limits, {}), ticket())
+        _, at, _ = await self._store.do(Spend("q", self._limits, {}), ticket())
         assert at is not None
         self.now = at
 
@@ -57,7 +57,7 @@ class Both:
 
     async def spend(self, costs: dict[str, int]) -> None:
         """Take costs from both if the core admits them; else both refuse them."""
-        id, at = await self._store.do(Spend("q", self._limits, costs), ticket())
+        id, at, _ = await self._store.do(Spend("q", self._limits, costs), ticket())
         if self.ready_at(costs) > self.now:
             assert at is None
             await self._store.do(Release(id, False), ticket())

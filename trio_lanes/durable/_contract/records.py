@@ -492,6 +492,10 @@ class LockStatistics:
     """The next ten that get it, in their order."""
 
 
+SHORTEST_BUDGET: Final = 3600.0
+"""Seconds; a limit on a shorter time is used up and replenished all the time."""
+
+
 @final
 @attrs.frozen
 class QuotaLevel:
@@ -504,12 +508,25 @@ class QuotaLevel:
     full_at: float | None
     """When all of it may be used again if nothing more is spent, as Unix time; None: it may now."""
 
+    granted: int = 0
+    """How much more than the limit a person has granted, for now."""
+
     @property
     def left(self) -> int:
         """How much could be taken at once, at least; below 0 after a settlement above the limit."""
         burst = bucket_shape(self.limit.limit, self.limit.per, self.limit.burst)[0]
         most = burst if self.limit.algorithm == "gcra" else self.limit.limit
-        return math.floor(most) - self.used
+        return math.floor(most) + self.granted - self.used
+
+    @property
+    def is_low(self) -> bool:
+        """Whether 80 % or more are used."""
+        return self.used * 5 >= (math.floor(self.limit.limit) + self.granted) * 4
+
+
+def is_budget(limit: RateLimit) -> bool:
+    """Whether it is low with 80 % in use: an exact cap on an hour or longer."""
+    return limit.algorithm != "gcra" and limit.per >= SHORTEST_BUDGET
 
 
 def left_of(levels: Iterable[QuotaLevel]) -> dict[str, int]:

@@ -51,7 +51,7 @@ from .._runs.worker import Handler
 from .._sql.weak_values import WeakValues
 from ..acts import inspection, orders
 from ..acts.jobs import Enqueue
-from ..acts.locks import ResetQuota
+from ..acts.locks import LevelsOf, ResetQuota
 from ..acts.runs import Send
 from .causes import root_causes
 from .ending import HasEnd
@@ -466,6 +466,20 @@ class DurableLanes(HasEnd):
             known = ", ".join(map(repr, self._quotas)) or "none"
             raise LookupError(f"there is no quota {name!r}; there are: {known}")
         return Quota(name, template, limits, self._store, requests)
+
+    async def grant(self, quota: str, *, by: str | None = None, **amounts: int) -> None:
+        """Let more be spent from a quota than its limits admit: `Quota.grant`, for all instances.
+
+        The limits are those that were applied last. It needs no worker.
+
+        Raises:
+          LookupError: if the store knows no quota of that name, nor a template that it matches.
+        """
+        levels = await self._store.look(LevelsOf(checked_name("quota", quota)))
+        if not levels:
+            raise LookupError(f"nothing was ever spent from {quota!r}, nor from its template")
+        limits = [level.limit for level in levels]
+        await Quota(quota, None, limits, self._store, None).grant(by=by, **amounts)
 
     async def reset_quota(self, name: str) -> bool:
         """Forget what was spent from a quota, for all instances; who waits is served anew.

@@ -8,10 +8,15 @@ this instance lives.
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from socket import gethostname
 from typing import Final, final
 
 import attrs
@@ -23,10 +28,13 @@ from .._contract.act import new_ticket
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import left_of
+from .._options.names import checked_name
 from .._options.submission import MAX_AMOUNT
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
-from ..acts.locks import Acquire, LevelsOf, Release, Settle, Spend
+from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend
+
+logger: Final = logging.getLogger("trio_lanes.durable")
 
 
 @final
@@ -52,7 +60,7 @@ class Requests:
         # Returns the task that asks; may be replaced: it may run outside of Trio
         self.asking_task: Callable[[], object] = trio.lowlevel.current_task
         self._held: Final[set[tuple[object, str]]] = set()  # {(task, key)}, or waited for
-        self._later: Final[deque[Callable[[], Awaitable[None]]]] = deque()
+        self._later: Final[deque[Callable[[], Awaitable[object]]]] = deque()
         self._more = trio.Event()
 
     def lock(self, key: str, shared: bool) -> AbstractAsyncContextManager[HeldLock]:
@@ -76,7 +84,7 @@ class Requests:
         self._held.add(mine)
         try:
             job = self._job()
-            request, fence = await self._served(Acquire(key, shared, job))
+            request, fence, _ = await self._served(Acquire(key, shared, job))
             scope = trio.CancelScope()
             self._worker.leased.add(scope)
             try:
@@ -96,11 +104,12 @@ class Requests:
     async def spend(self, quota: Quota, costs: Mapping[str, int], wait: bool) -> float:
         """Wait until costs are taken from a quota; return the store's time of that."""
         job, limits = self._job(), quota._limits
-        request, at = await self._served(
+        request, at, low = await self._served(
             Spend(quota.name, limits, costs, job, quota._template, wait)
         )
         if request:
-            await self._release(request, used=True)
+            low = await self._release(request, used=True)
+        quota._warn(low)
         return at
 
     def _job(self) -> int | None:
@@ -108,8 +117,11 @@ class Requests:
         run = current_job()
         return run.id if run is not None and run._store is self._store else None
 
-    async def _served(self, act: Acquire | Spend) -> tuple[int, float]:
-        """Make a request until it is served; return its number, and the fence or the time."""
+    async def _served(self, act: Acquire | Spend) -> tuple[int, float, Sequence[str]]:
+        """Make a request until it is served; return its number, and the fence or the time.
+
+        And the units of which a budget is low by it.
+        """
         while True:
             term, ticket = self._worker.term, new_ticket()
             try:
@@ -121,7 +133,7 @@ class Requests:
             if asked is None:
                 await trio.sleep(AGAIN_AFTER)  # until this instance has a lease again
                 continue
-            request, served = asked
+            request, served, *low = asked
             used = False
             try:
                 got = await self._store.served(request) if served is None else served
@@ -130,17 +142,18 @@ class Requests:
                 if request and not used:
                     await self._release(request, used=False)
             if got is not None and used:
-                return request, got
+                return request, got, low[0] if low else ()
 
-    async def _release(self, request: int, *, used: bool) -> None:
+    async def _release(self, request: int, *, used: bool) -> Sequence[str]:
         release = partial(self._store.do, Release(request, used), new_ticket())
         with trio.CancelScope(shield=True):
             try:
-                await release()
+                return await release()
             except StoreUnavailableError:
                 self._do_later(release)
+        return ()
 
-    def _do_later(self, act: Callable[[], Awaitable[None]]) -> None:
+    def _do_later(self, act: Callable[[], Awaitable[object]]) -> None:
         self._later.append(act)
         self._more.set()
 
@@ -174,7 +187,7 @@ class Quota:
         template: str | None,
         limits: Sequence[RateLimit],
         store: Store,
-        requests: Requests,
+        requests: Requests | None,
     ) -> None:
         self.name: Final = name
         self._template: Final = template
@@ -206,6 +219,7 @@ class Quota:
         costs = self._checked(amounts)
         if "requests" in self._units:
             costs.setdefault("requests", 1)
+        assert self._requests is not None
         return Spent(self, costs, await self._requests.spend(self, costs, wait))
 
     async def left(self) -> Mapping[str, int]:
@@ -217,6 +231,30 @@ class Quota:
           StoreUnavailableError: if the store is not available.
         """
         return left_of(await self._store.look(LevelsOf(self.name, self._limits)))
+
+    async def grant(self, *, by: str | None = None, **amounts: int) -> None:
+        """Let more be spent than the limits of the units admit, for all instances, once.
+
+        It is for a person. It counts until a limit's window has passed, from now. The log
+        ``grants`` of the store (`DurableLanes.log`) has a record of it. A checkpoint.
+
+        Args:
+          by: who grants it, for the record; by default the process and its host.
+
+        Raises:
+          TypeError, ValueError: for a bad amount, or a unit that the quota does not count.
+          StoreUnavailableError: if the store is not available.
+        """
+        costs = self._checked(amounts)
+        by = checked_name("by", f"{os.getpid()} on {gethostname()}" if by is None else by)
+        record = {"quota": self.name, "granted": costs, "by": by, "at": round(time.time(), 3)}
+        await self._store.do(
+            Grant(self.name, self._limits, costs, json.dumps(record)), new_ticket()
+        )
+
+    def _warn(self, low: Sequence[str]) -> None:
+        for unit in low:
+            logger.warning("80 %% of the %s of the quota %r are used", unit, self.name)
 
     def _checked(self, amounts: Mapping[str, int]) -> dict[str, int]:
         for unit, amount in amounts.items():
@@ -268,7 +306,7 @@ class Spent:
         self._settled = True
         try:
             settle = Settle(quota.name, quota._limits, self._at, change, quota._template)
-            await quota._store.do(settle, new_ticket())
+            quota._warn(await quota._store.do(settle, new_ticket()))
         except StoreUnavailableError as error:
             self._settled = error.unknown
             raise

@@ -74,7 +74,7 @@ def refused_until(
     queues: Queues, line: str, limits: Sequence[RateLimit], costs: rates.Costs
 ) -> float | None:
     """Return until when a quota cannot give costs at once, at least; None: it can."""
-    at = rates.ready_at(queues.tables, rates.meters_of(line, limits), costs)
+    at = rates.ready_at(queues.tables, rates.meters_of(line, limits), costs, queues.now)
     first = first_of(queues, line)
     if first is not None:  # nothing overtakes it
         return max(at, ready_at(queues, first), queues.now)
@@ -191,7 +191,7 @@ def charged(queues: Queues, request: Request) -> bool:
 
 def ready_at(queues: Queues, request: Request) -> float:
     """Return when the rates of its quota admit a request."""
-    return rates.ready_at(queues.tables, *_terms(request))
+    return rates.ready_at(queues.tables, *_terms(request), queues.now)
 
 
 def _terms(request: Request) -> tuple[list[rates.Meter], rates.Costs]:

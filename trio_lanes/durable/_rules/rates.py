@@ -11,17 +11,18 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from ... import RateLimit
-from ..._config.exact import NEVER_USED
+from ..._config.exact import NEVER_USED, rounded_up
 from ..._limits.meters import Bucket, Marks, SlidingWindow
 from ..._limits.rate import REQUESTS, meter_of
-from .._contract.records import GroupLimit, LaneLimit, QuotaLevel
+from .._contract.records import GroupLimit, LaneLimit, QuotaLevel, is_budget
 from .job_record import JobRecord
-from .tables import Tables
+from .tables import GRANTS, Tables
 
 Costs: TypeAlias = Mapping[str, int]
 """{unit: amount}"""
@@ -64,6 +65,10 @@ def costs_of(job: JobRecord) -> Costs:
     return ONE_REQUEST if job.cost is None else json.loads(job.cost)
 
 
+def _window_end(meter: Meter, now: float) -> float:
+    return rounded_up(Fraction(now) + meter.of.per)
+
+
 def charge(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float) -> None:
     """Charge all meters with the costs of a start."""
     for meter, amount in _counted(meters, costs):
@@ -81,13 +86,47 @@ def give_back(
             _put(tables, meter, lessened, len(lessened))
 
 
-def ready_at(tables: Tables, meters: Iterable[Meter], costs: Costs) -> float:
-    """Return the earliest time at which all meters admit a start of these costs."""
+def ready_at(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float = math.inf) -> float:
+    """Return the earliest time at which all meters admit a start of these costs.
+
+    What was granted counts only with the time ``now``: no grants are for lanes and groups.
+    """
     times = (
-        meter.of.ready_at(tables.marks(meter.key), amount)
+        meter.of.ready_at(tables.marks(meter.key), amount - granted(tables, meter, now))
         for meter, amount in _counted(meters, costs)
     )
     return max(times, default=NEVER_USED)
+
+
+def granted(tables: Tables, meter: Meter, now: float) -> int:
+    """Return how much more than its limit a meter admits now."""
+    grants = tables.of(GRANTS).get(meter.key, ())
+    return sum(amount for until, amount in grants if until > now)
+
+
+def grant(tables: Tables, meters: Iterable[Meter], amounts: Costs, now: float) -> None:
+    """Let meters admit more than their limits, until their windows end."""
+    for key, grants in list(tables.of(GRANTS).items()):  # those that are over are forgotten
+        tables.put(GRANTS, key, tuple(one for one in grants if one[0] > now) or None)
+    for meter, amount in _counted(meters, amounts):
+        before = tables.of(GRANTS).get(meter.key, ())
+        tables.put(GRANTS, meter.key, (*before, (_window_end(meter, now), amount)))
+
+
+def newly_low(
+    tables: Tables, owner: str, limits: Sequence[RateLimit], now: float
+) -> tuple[str, ...]:
+    """Return the units of the budgets of which 80 % are used, and were not before in the window."""
+    found = []
+    for meter, limit in zip(meters_of(owner, limits), limits, strict=True):
+        key = f"low {meter.key}"
+        if is_budget(limit) and _level(tables, meter, limit, now).is_low:
+            marks = tables.marks(key)
+            if not marks or marks[-1][0] <= now:
+                until = _window_end(meter, now)
+                tables.put_marks(key, [(until, 1)], 1, until)
+                found.append(meter.unit)
+    return tuple(found)
 
 
 def replace(tables: Tables, old: Sequence[Meter], new: Sequence[Meter], now: float) -> None:
@@ -124,12 +163,15 @@ def levels(
     tables: Tables, owner: str, limits: Sequence[RateLimit], now: float
 ) -> tuple[QuotaLevel, ...]:
     """Return how much is in use of each limit of an owner, as `meters_of` names it."""
-    found = []
-    for meter, limit in zip(meters_of(owner, limits), limits, strict=True):
-        marks = tables.marks(meter.key)
-        used = math.ceil(meter.of.used(marks, now))
-        found.append(QuotaLevel(limit, used, meter.of.refilled_at(marks) if used else None))
-    return tuple(found)
+    pairs = zip(meters_of(owner, limits), limits, strict=True)
+    return tuple(_level(tables, meter, limit, now) for meter, limit in pairs)
+
+
+def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaLevel:
+    marks = tables.marks(meter.key)
+    used = math.ceil(meter.of.used(marks, now))
+    full_at = meter.of.refilled_at(marks) if used else None
+    return QuotaLevel(limit, used, full_at, granted(tables, meter, now))
 
 
 def to_json(rates: Sequence[RateLimit]) -> str:

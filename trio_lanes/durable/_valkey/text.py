@@ -42,6 +42,7 @@ from .._contract.records import (
     StoreRules,
     SubmittedJob,
     Succeeded,
+    is_budget,
     left_of,
 )
 from .._contract.state import DurableState
@@ -321,7 +322,8 @@ def _per(limit: RateLimit) -> int:
 
 
 def _sliding(limit: RateLimit) -> dict[str, int]:
-    return {"most": math.floor(limit.limit), "per": _per(limit)}
+    budget = {"budget": True} if is_budget(limit) else {}
+    return {"most": math.floor(limit.limit), "per": _per(limit), **budget}
 
 
 def _gcra(limit: RateLimit) -> dict[str, int]:
@@ -331,7 +333,7 @@ def _gcra(limit: RateLimit) -> dict[str, int]:
     den = interval.denominator * burst.denominator
     if num * den > _EXACT:  # a start is at most a microsecond late
         num, den = math.ceil(interval), 1
-    return {"num": num, "den": den, "burst": math.floor(burst * num)}
+    return {"num": num, "den": den, "burst": math.floor(burst * num), "per": _per(limit)}
 
 
 def pairs_of(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
@@ -399,8 +401,8 @@ def _statistics(text: str) -> DurableStatistics:
 def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
     name, limits, levels = data
     return name, tuple(
-        QuotaLevel(limit, int(used), seconds(full or None))
-        for limit, (used, full) in zip(rates.from_json(limits), levels, strict=True)
+        QuotaLevel(limit, int(used), seconds(full or None), int(granted))
+        for limit, (used, full, granted) in zip(rates.from_json(limits), levels, strict=True)
     )
 
 
@@ -456,6 +458,11 @@ def _request_made(answer: Sequence[Any]) -> tuple[int, ServedAt | None] | None:
     return None if answer == [None] else (int(answer[0]), float(answer[1]) or None)
 
 
+def _spend_made(answer: Sequence[Any]) -> tuple[int, ServedAt | None, tuple[str, ...]] | None:
+    made = _request_made(answer[:2])
+    return None if made is None else (*made, tuple(answer[2:]))
+
+
 _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
     type(None): lambda answer: None,
     bool: lambda answer: bool(answer[0]),
@@ -463,6 +470,8 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
     int | None: lambda answer: answer[0],
     tuple[int, ...]: lambda answer: tuple(map(int, answer)),
     tuple[int, ServedAt | None] | None: _request_made,
+    tuple[int, ServedAt | None, tuple[str, ...]] | None: _spend_made,
+    tuple[str, ...]: tuple,
     tuple[int, int] | str: lambda answer: tuple(map(int, answer)) if answer[1:] else answer[0],
     list[tuple[int, str, str]]: lambda answer: list(
         zip(answer[::3], answer[1::3], answer[2::3], strict=True)

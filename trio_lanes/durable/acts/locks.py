@@ -13,7 +13,7 @@ from .._contract.protocol import ServedAt
 from .._contract.records import QuotaLevel, left_of
 from .._rules import lines, rates
 from .._rules.queues import Queues
-from .._rules.tables import QUOTAS
+from .._rules.tables import QUOTAS, ListItem
 
 
 class Acquire(Act[tuple[int, ServedAt | None] | None], leased=True):
@@ -38,12 +38,13 @@ class Acquire(Act[tuple[int, ServedAt | None] | None], leased=True):
         return lines.answer_of(queues, request.id)
 
 
-class Spend(Act[tuple[int, ServedAt | None] | None], leased=True):
+class Spend(Act[tuple[int, ServedAt | None, tuple[str, ...]] | None], leased=True):
     """Take costs, by unit, from a quota. The answer is the number of the request, and the time.
 
     That is the store's time at which they were taken; None if the request waits. They are taken
     when all limits admit them, in the order of the requests. The number is 0 if they were taken at
-    once: there is no request then. None: the incarnation has ended.
+    once: there is no request then. With it come the units of `rates.newly_low`. None: the
+    incarnation has ended.
     """
 
     quota: str
@@ -56,7 +57,7 @@ class Spend(Act[tuple[int, ServedAt | None] | None], leased=True):
     wait: bool = True
     """Whether the request may wait; else it raises `BudgetSpentError`."""
 
-    def apply(self, queues: Queues) -> tuple[int, ServedAt | None] | None:
+    def apply(self, queues: Queues) -> tuple[int, ServedAt | None, tuple[str, ...]] | None:
         if not queues.is_alive(queues.caller):
             return None
         line = f"quota {self.quota}"
@@ -71,26 +72,35 @@ class Spend(Act[tuple[int, ServedAt | None] | None], leased=True):
         request = lines.make_request(queues, line, data, self.job)
         first = lines.first_of(queues, line)
         if first is None and lines.charged(queues, request):
-            return 0, queues.now  # served at once, it is not kept: nothing is left to release
+            # served at once, it is not kept: nothing is left to release
+            return 0, queues.now, rates.newly_low(queues.tables, line, self.limits, queues.now)
         queues.tables.put_request(request)
         if first is not None:
             lines.serve_quota(queues, line)  # its time may have come
-        return lines.answer_of(queues, request.id)
+        return *lines.answer_of(queues, request.id), ()
 
 
-class Release(Act[None]):
-    """End a request, whether it waits or was served."""
+class Release(Act[tuple[str, ...]]):
+    """End a request, whether it waits or was served. The answer is that of `rates.newly_low`."""
 
     request: int
     used: bool
     """False gives back what was taken from the quota."""
 
-    def apply(self, queues: Queues) -> None:
+    def apply(self, queues: Queues) -> tuple[str, ...]:
+        request = queues.tables.request(self.request)
         lines.release(queues, self.request, self.used)
+        if not self.used or request is None or not request.is_for_quota:
+            return ()
+        limits = rates.from_json(json.loads(request.data)[0])
+        return rates.newly_low(queues.tables, request.line, limits, queues.now)
 
 
-class Settle(Act[None]):
-    """Change the costs that were taken at a time: less than 0 gives back, more takes now."""
+class Settle(Act[tuple[str, ...]]):
+    """Change the costs that were taken at a time: less than 0 gives back, more takes now.
+
+    The answer is that of `rates.newly_low`.
+    """
 
     quota: str
     limits: Sequence[RateLimit]
@@ -98,7 +108,7 @@ class Settle(Act[None]):
     change: Mapping[str, int]
     template: str | None = None
 
-    def apply(self, queues: Queues) -> None:
+    def apply(self, queues: Queues) -> tuple[str, ...]:
         lines.remember(queues, self.template or self.quota, self.limits)
         line = f"quota {self.quota}"
         less = {unit: -amount for unit, amount in self.change.items() if amount < 0}
@@ -106,6 +116,27 @@ class Settle(Act[None]):
         meters = rates.meters_of(line, self.limits)
         rates.give_back(queues.tables, meters, less, queues.now, self.at)
         rates.charge(queues.tables, meters, more, queues.now)
+        lines.wake_first(queues, line)
+        return rates.newly_low(queues.tables, line, self.limits, queues.now)
+
+
+class Grant(Act[None]):
+    """Let the limits of a quota that count a unit admit more until their windows end, once.
+
+    It is recorded in the log ``grants``.
+    """
+
+    quota: str
+    limits: Sequence[RateLimit]
+    amounts: Mapping[str, int]
+    record: str
+    """JSON."""
+
+    def apply(self, queues: Queues) -> None:
+        tables, line = queues.tables, f"quota {self.quota}"
+        rates.grant(tables, rates.meters_of(line, self.limits), self.amounts, queues.now)
+        number = tables.last_item("log grants") + 1
+        tables.append("log grants", ListItem(number, self.record, queues.caller))
         lines.wake_first(queues, line)
 
 

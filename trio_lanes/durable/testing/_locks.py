@@ -374,7 +374,7 @@ class LockStories(Bench):
             assert await store.do(ResetQuota("q"), mine)
             assert (await spend(ticket()))[0] == 0
             assert await store.do(ResetQuota("q"), mine)
-            waiting, at = await spend(ticket())
+            waiting, at, _ = await spend(ticket())
             assert (bool(waiting), at) == (True, None)
 
     async def test_a_log_has_its_records_in_order_and_needs_a_lease(self) -> None:

@@ -11,15 +11,16 @@ import trio
 from ... import RateLimit
 from .. import BudgetSpentError, Quota
 from ..acts.inspection import AllStatistics
-from ..acts.locks import LevelsOf, ResetQuota, Settle, Spend
+from ..acts.locks import Grant, LevelsOf, Release, ResetQuota, Settle, Spend
 from ..store import LISTED
-from ._bench import Bench, Played, ticket
+from ._bench import Played, ticket
+from ._locks import LockStories
 
 FIVE = RateLimit(5, per=10.0, unit="tokens", algorithm="sliding")
 LEAKING = RateLimit(29, per=10.0, burst=20, unit="tokens")  # one a second
 
 
-class QuotaStories(Bench):
+class QuotaStories(LockStories):
     """Tests of the quotas of templates, and of what is left of a quota."""
 
     async def test_each_name_of_a_template_is_a_quota_of_its_own(self) -> None:
@@ -52,7 +53,7 @@ class QuotaStories(Bench):
         async with self.playing(lease_ttl=3600.0) as store, self.instance(worker=False):
             for n in range(3):
                 spend: Any = Spend(f"t:{n}", [FIVE], {"tokens": 1 + n}, None, "t:*")
-                (_, at) = await store.do(spend)
+                (_, at, _) = await store.do(spend)
             await store.do(Settle("t:2", [FIVE], at, {"tokens": -3}, "t:*"))
             assert [one.name for one in await self._quotas(store)] == ["t:0", "t:1"]
             assert [level.used for level in await store.look(LevelsOf("t:1"))] == [2]
@@ -121,6 +122,73 @@ class QuotaStories(Bench):
             assert [level.used for level in await store.look(LevelsOf("q"))] == [5]
             await self.advance(11.0)
             assert (await store.do(spend, mine))[0] == 0
+
+    async def test_what_a_person_grants_can_be_spent_until_the_window_has_passed(self) -> None:
+        async with (
+            self.instance(quotas={"q": FIVE}) as lanes,
+            self.instance(worker=False) as asking,
+            trio.open_nursery() as nursery,
+        ):
+            quota = lanes.quota("q")
+            with self.raises(LookupError):
+                await asking.grant("q", tokens=1)
+            await quota.grant(tokens=2, by="ann")
+            assert await quota.left() == {"tokens": 7}
+            await quota.spend(tokens=7, wait=False)
+            nursery.start_soon(self.spend, 3)
+            await self.settle()
+            bad: list[tuple[dict[str, Any], type[Exception]]] = [
+                *(({"tokens": -1}, ValueError), ({"words": 1}, ValueError)),
+                *(({"tokens": 1, "by": 5}, TypeError), ({"tokens": 1, "by": ""}, ValueError)),
+            ]
+            for given, error in bad:
+                with self.raises(error):
+                    await asking.grant("q", **given)
+            assert await quota.left() == {"tokens": 0}
+            await asking.grant("q", tokens=3)
+            await self.reaped(lambda: self.log == [3], seconds=0.2)
+            assert await quota.left() == {"tokens": 0}
+            records = [record.data for record in await lanes.log("grants").read()]
+            assert [(one["granted"], one["quota"]) for one in records] == [
+                *(({"tokens": 2}, "q"), ({"tokens": 3}, "q"))
+            ]
+            assert records[0]["by"] == "ann"
+            assert " on " in records[1]["by"]
+            if self.virtual:
+                await self.advance(11.0)
+                assert await quota.left() == {"tokens": 5}
+                await quota.grant(tokens=1)  # the others are forgotten
+                assert await quota.left() == {"tokens": 6}
+
+    async def test_a_budget_is_low_once_in_its_window_when_80_percent_are_used(self) -> None:
+        budget = RateLimit(10, per=3600.0, unit="tokens", algorithm="sliding")
+
+        def spend(tokens: int, quota: str = "q") -> Any:
+            return store.twice(Spend(quota, [budget, LEAKING], {"tokens": tokens}))
+
+        async with self.playing(lease_ttl=1e5) as store, self.instance(worker=False):
+            assert (await spend(7))[2] == ()
+            (_, at, low) = await spend(1)
+            assert low == ("tokens",)
+            assert (await spend(1))[2] == ()
+            settle = Settle("q", [budget], at, {"tokens": -1})
+            assert await store.twice(settle) == ()
+            assert (await spend(1))[2] == ()
+            assert (await spend(9, "r"))[2] == ("tokens",)
+            assert (await store.twice(Settle("s", [budget], at, {"tokens": 9}))) == ("tokens",)
+            await store.do(Grant("v", [budget], {"tokens": 5}, "{}"))
+            assert (await spend(11, "v"))[2] == ()
+            waiting = await spend(3)
+            if self.virtual:
+                await self.advance(3601.0)
+                assert await store.served(waiting[0]) is not None
+                assert await store.do(Release(waiting[0], True)) == ()
+                assert (await spend(7))[2] == ("tokens",)  # again, since it is another window
+                waiting = await spend(9)
+                await self.advance(3601.0)
+                assert await store.served(waiting[0]) is not None
+                assert await store.do(Release(waiting[0], True)) == ("tokens",)
+                assert await store.do(Release(waiting[0], True)) == ()
 
     async def test_random_spends_settles_and_crashes_admit_no_more_than_the_cap(self) -> None:
         if not self.virtual:

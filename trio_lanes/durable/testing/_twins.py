@@ -38,7 +38,7 @@ from .. import (
     Succeeded,
 )
 from ..acts import inspection
-from ..acts.locks import Acquire, LevelsOf, Release, Settle, Spend
+from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend
 from ..acts.orders import (
     AbortRun,
     Cancel,
@@ -184,10 +184,10 @@ class _Twin:
     def answer(self, act: Act[Any], answer: Any) -> object:
         """Return the answer to an act without the numbers of this store."""
         if isinstance(act, Acquire | Spend):
-            request, served = answer  # the lease is long
+            request, served, *low = answer  # the lease is long
             if isinstance(act, Spend) and not request:
                 self.charges.append(served)
-            return self.place("request", request) if request else "at once", served is None
+            return self.place("request", request) if request else "at once", served is None, low
         if isinstance(act, Send) and not isinstance(answer, str):
             return self.place("id", answer[0]), answer[1]
         return answer
@@ -545,13 +545,17 @@ class _TwinLife:
         costs = {"requests": self.chance.randrange(3), "tokens": self.chance.randrange(5)}
         if (await self._do(Spend(name, QUOTA, costs, None, of, wait)))[0] == "at once":
             self.spent.append((name, of, costs))
+        if self.chance.random() < 0.2:
+            await self._do(Grant(name, QUOTA, costs, "{}"))
         await self.both("levels", lambda twin: self._levels(twin, name))
 
     async def _levels(self, twin: _Twin, name: str) -> object:
         store = twin.played.store
         quotas = (await store.look(inspection.AllStatistics())).quotas
         levels = await store.look(LevelsOf(name))
-        return [one.name for one in quotas], [(one.used, one.full_at is None) for one in levels]
+        return [one.name for one in quotas], [
+            (one.used, one.full_at is None, one.left) for one in levels
+        ]
 
     async def _settle(self) -> None:
         if self.spent:

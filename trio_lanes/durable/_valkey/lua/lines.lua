@@ -236,5 +236,5 @@ function lines.charge(line, meters, costs)
 end
 
 function lines.ready_at(request)
-  return rates.ready_at(request.line, request.meters, request.costs)
+  return rates.ready_at(request.line, request.meters, request.costs, true)
 end

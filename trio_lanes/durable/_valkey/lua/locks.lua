@@ -32,7 +32,7 @@ function WITH_TICKET.spend(instance, quota, limits, meters, costs, job, template
   lines.remember(given(template) or quota, limits, meters)
   local first = lines.first_of(request.line)
   if not first and lines.charged(request) then
-    return { 0, '0', int(now) }
+    return { 0, '0', int(now), unpack(rates.newly_low(request.line, request.meters)) }
   end
   lines.make_request(request)
   if first then
@@ -42,8 +42,10 @@ function WITH_TICKET.spend(instance, quota, limits, meters, costs, job, template
 end
 
 function WITH_TICKET.release(request, used)
+  local ended = lines.request(request)
   lines.release(request, used == '1')
-  return { 0 }
+  local low = ended and ended.costs and used == '1'
+  return { 0, unpack(low and rates.newly_low(ended.line, ended.meters) or {}) }
 end
 
 -- `limits`, `meters`, `change`: JSON. Less than 0 is given back.
@@ -62,8 +64,19 @@ function WITH_TICKET.settle(quota, limits, meters, at, change, template)
   rates.give_back(line, meters, less, tonumber(at))
   lines.charge(line, meters, more)
   lines.wake_first(line)
+  return { 0, unpack(rates.newly_low(line, meters)) }
+end
+
+-- `limits`, `meters`, `amounts`: JSON. `record`: for the log of grants.
+function WITH_TICKET.grant(quota, limits, meters, amounts, record)
+  local line = 'quota ' .. quota
+  rates.grant(line, cjson.decode(meters), cjson.decode(amounts))
+  call('RPUSH', ROOT .. 'x:grants', cmsgpack.pack({ CALLER, record }))
+  lines.wake_first(line)
   return { 0 }
 end
+
+GROWS.grant = true
 
 -- Answer: whether anything was known of it, and, of a quota of a template, in use.
 function WITH_TICKET.reset_quota(quota)

@@ -15,6 +15,10 @@ local function forget_at(key, refilled_at)
   call('PEXPIREAT', key, int(math.min(2 ^ 53, millis)))  -- a server takes no time far ahead
 end
 
+local function window_end(meter)
+  return now + meter.per
+end
+
 -- Do `act` of each meter that counts a cost. Return the greatest of the times that it returns, or nil.
 -- The server may forget a meter that was changed, when it has been replenished for some time.
 local function do_counted(owner, meters, costs, act, ...)
@@ -43,9 +47,73 @@ function rates.give_back(owner, meters, costs, at)
   do_counted(owner, meters, costs, 'given_back', at)
 end
 
--- When all meters of an owner admit a start of these costs.
-function rates.ready_at(owner, meters, costs)
-  return do_counted(owner, meters, costs, 'ready_at') or -huge
+-- When all meters of an owner admit a start of these costs. What was granted counts only for a quota:
+-- `all_granted`, the hash qg, has it by the key of a meter.
+function rates.ready_at(owner, meters, costs, all_granted)
+  if not all_granted then
+    return do_counted(owner, meters, costs, 'ready_at') or -huge
+  end
+  local last = -huge
+  for _, meter in ipairs(meters) do
+    local key, amount = rates.key_of(owner, meter), costs[meter.unit] or 0
+    if amount > 0 then
+      local left = amount - rates.granted(key)
+      last = math.max(last, KINDS[meter.kind].ready_at(key, meter, left))
+    end
+  end
+  return last
+end
+
+-- How much more than its limit a meter admits now.
+function rates.granted(key)
+  local text, sum = call('HGET', ROOT .. 'qg', key), 0
+  for _, one in ipairs(text and cmsgpack.unpack(text) or {}) do
+    sum = sum + (one[1] > now and one[2] or 0)
+  end
+  return sum
+end
+
+-- Let meters admit more than their limits, until their windows end.
+function rates.grant(owner, meters, amounts)
+  local all, flat = {}, call('HGETALL', ROOT .. 'qg')
+  for at = 1, #flat, 2 do  -- those that are over are forgotten
+    local kept = {}
+    for _, one in ipairs(cmsgpack.unpack(flat[at + 1])) do
+      kept[#kept + 1] = one[1] > now and one or nil
+    end
+    all[flat[at]] = kept
+  end
+  for _, meter in ipairs(meters) do
+    local key, amount = rates.key_of(owner, meter), amounts[meter.unit] or 0
+    if amount > 0 then
+      all[key] = all[key] or {}
+      table.insert(all[key], { window_end(meter), amount })
+    end
+  end
+  call('DEL', ROOT .. 'qg')
+  for key, kept in pairs(all) do
+    if kept[1] then
+      call('HSET', ROOT .. 'qg', key, cmsgpack.pack(kept))
+    end
+  end
+end
+
+-- The units of the budgets of which 80 % are used, and were not before in the window.
+function rates.newly_low(owner, meters)
+  local found = {}
+  for _, meter in ipairs(meters) do
+    local key = rates.key_of(owner, meter)
+    local used = meter.budget and KINDS[meter.kind].used(key, meter) or 0
+    if used > 0 and used * 5 >= (meter.most + rates.granted(key)) * 4 then
+      local noted = ROOT .. 'lw:' .. key
+      if tonumber(call('GET', noted) or 0) <= now then
+        call('SET', noted, int(window_end(meter)))
+        forget_at(noted, window_end(meter))
+        found[#found + 1] = meter.unit
+      end
+    end
+  end
+  return found
 end
 
 -- The marks of `old` become those of `new`.
@@ -70,8 +138,9 @@ end
 function rates.levels(owner, meters)
   local found = {}
   for place, meter in ipairs(meters) do
-    local used, refilled_at = KINDS[meter.kind].used(rates.key_of(owner, meter), meter)
-    found[place] = { used, used > 0 and refilled_at }
+    local key = rates.key_of(owner, meter)
+    local used, refilled_at = KINDS[meter.kind].used(key, meter)
+    found[place] = { used, used > 0 and refilled_at, rates.granted(key) }
   end
   return found
 end
