@@ -705,7 +705,20 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
     assert shop.say("quota none") == (1, "nothing was ever spent\n", "")
     assert shop.say("quota none --reset") == (1, "nothing was ever spent from 'none'\n", "")
     code, _, err = shop.say("quota --reset")
-    assert (code, err) == (2, "trio-lanes: say which quota: NAME --reset\n")
+    assert (code, err) == (2, "trio-lanes: say which quota: NAME --reset, or NAME --grant UNIT=N\n")
+    before = quota["levels"][0]["used"]
+    (quota,) = shop.ask("quota tokens --grant tokens=7 --by ann")
+    assert quota["levels"][0]["granted"] == 7
+    assert quota["levels"][0]["used"] <= before
+    (record,) = shop.ask("log grants")
+    assert (record["data"]["by"], record["data"]["granted"]) == ("ann", {"tokens": 7})
+    for command, why in (
+        ("quota tokens --grant words=1", "does not count 'words'"),
+        ("quota none --grant tokens=1", "nothing was ever spent from 'none'"),
+    ):
+        code, _, err = shop.say(command)
+        assert code == 2
+        assert why in err
 
 
 def test_a_log_is_shown(shop: Shop) -> None:
