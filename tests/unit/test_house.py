@@ -46,7 +46,7 @@ MAX_LINES = {
     # expire are 480 lines in all: 165 of the rules, 140 of Lua, 45 of the records, 130 of the rest
     "durable": 170,
     # 40 of them are budgets; 20 promote a parked job, 10 are runs by lane and live leases
-    "durable/acts": 1_230,
+    "durable/acts": 1_240,
     "durable/_contract": 1_430,  # 45 of them are budgets
     # 250 of them find the root of a wait, which no store has a rule for; 180 say what is wrong,
     # what failed, and what was looked at; 60 are budgets
@@ -59,14 +59,14 @@ MAX_LINES = {
     # 75 are for affinity, 100 for budgets
     # 160 of them are handles of jobs, which stood in _lanes; 200 are children of runs
     # 75 are for affinity, 100 for budgets, 240 for fair lanes
-    "durable/_rules": 3_265,
+    "durable/_rules": 3_310,
     "durable/_runs": 1_595,
     "durable/_sqlite": 1_240,  # 30 of them look for a time among ids, which count
     "durable/_sql": 1_755,  # 45 of them are fair lanes
     "durable/_valkey": 1_795,
     # 65 of them are the same, and runs by lane; 70 are for affinity, 130 for budgets,
     # 290 for fair lanes
-    "durable/_valkey/lua": 4_635,
+    "durable/_valkey/lua": 4_715,
     "durable/_wire": 690,
     # 500 of them are incidents, whose roots each store must find; 35 are a rival of each twin; 150
     # are further submissions under a key, and jobs that expire; 120 are budgets
@@ -74,7 +74,7 @@ MAX_LINES = {
     # are further submissions under a key, and jobs that expire; 120 are budgets; 190
     # are fair lanes, of which the core is the judge
     # are further submissions under a key, and jobs that expire; 175 are budgets
-    "durable/testing": 6_120,
+    "durable/testing": 6_190,
     "instruments": 815,  # 90 of them are overdue bodies, problems, and waits by cause
     "agents": 60,
     "agents/_conversations": 1_665,
@@ -92,7 +92,7 @@ MAX_LINES = {
     # 140 of them: health, failures, and roots of waits, also of a page; 50 are fair lanes
     # 140 of them: health, failures, and roots of waits, also of a page; 140 of them: health,
     # failures, and roots of waits; 25: grants
-    "command": 2_775,
+    "command": 2_790,
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 
