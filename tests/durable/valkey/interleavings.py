@@ -57,7 +57,7 @@ ENDS: Final = {"succeeds": "succeeded", "fails": "failed"}
 SETS: Final = frozenset({"lists", "lr"})
 COMPARED: Final = SETS | {
     *("s", "si", "sd", "sl", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
-    *("turns", "n"),
+    *("turns", "n", "ph", "pb"),
 }
 """Keys whose values belong to the name of a state, by the words with which they begin."""
 
@@ -414,11 +414,11 @@ def _normal(state: State) -> bytes:
 class Talk:
     """The calls of the script, as a store of the library makes them."""
 
-    def __init__(self, script: Script, limit: int) -> None:
+    def __init__(self, script: Script, limit: int, fair: bool) -> None:
         self._script = script
         self._opening = Opening(
             names=frozenset({"echo"}),
-            lanes={"main": LaneLimit(limit)},
+            lanes={"main": LaneLimit(limit, fair=fair)},
             max_crashes=3,
             hold=False,
             result_ttl=1e6,
@@ -662,11 +662,15 @@ class Explorer:
     Args:
       limit: of the lane.
       room: how many jobs a worker runs at once.
+      fair: whether the lane is fair: then all jobs have one owner.
     """
 
-    def __init__(self, server: Server, script: Script, limit: int, room: int) -> None:
+    def __init__(
+        self, server: Server, script: Script, limit: int, room: int, fair: bool = False
+    ) -> None:
         self._wire = Wire(server)
-        self._talk = Talk(script, limit)
+        self._talk = Talk(script, limit, fair)
+        self._owner = "s" if fair else None
         self._limit = limit
         self._room = room
         self._seen: dict[bytes, State] = {}
@@ -708,7 +712,10 @@ class Explorer:
         return len(self._seen)
 
     def _first(self) -> State:
-        jobs = [SubmittedJob(name="echo", session=session) for session in ("s", "s", None)]
+        jobs = [
+            SubmittedJob(name="echo", session=session, owner=self._owner)
+            for session in ("s", "s", None)
+        ]
         *_, saved = self._wire.ask(
             [
                 command("FLUSHALL"),

@@ -53,18 +53,19 @@ def ways_server(server: Server) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "room", "faults"),
+    ("limit", "room", "faults", "fair"),
     [
-        (2, 2, 0),
-        pytest.param(1, 2, 1, marks=pytest.mark.thorough),
-        pytest.param(2, 1, 1, marks=pytest.mark.thorough),
+        (2, 2, 0, False),
+        (2, 1, 0, True),
+        pytest.param(1, 2, 1, False, marks=pytest.mark.thorough),
+        pytest.param(2, 1, 1, False, marks=pytest.mark.thorough),
     ],
 )
 def test_in_every_order_of_acts_and_faults_all_jobs_end_once(
-    ways_server: Server, limit: int, room: int, faults: int
+    ways_server: Server, limit: int, room: int, faults: int, fair: bool
 ) -> None:
     faults += TIMES > 1
-    explorer = Explorer(ways_server, SCRIPT, limit, room)
+    explorer = Explorer(ways_server, SCRIPT, limit, room, fair)
     try:
         states = explorer.explore(faults)
     finally:

@@ -89,6 +89,22 @@ def test_a_job_whose_checkpoint_data_were_deleted_runs_without_them(
     stage.run(test)
 
 
+def test_nothing_is_kept_of_owners_without_waiting_jobs(stage: Stage, server: Server) -> None:
+    def kept() -> set[str]:
+        keys = server.ask("KEYS", f"{{{stage.namespace}}}:*")
+        return {key.split(":")[1] for key in keys} & {"ph", "pb", "sh"}
+
+    async def test(store: Played) -> None:
+        weighted = LaneLimit(99, fair=True, weights={"a": 3, "b*": 2})
+        await store.do(Configure({"main": weighted}, None, {}))
+        await store.enqueue([echo(owner=f"b{n % 3}") for n in range(9)] + [echo(owner="a")])
+        assert kept() == {"ph", "pb", "sh"}
+        assert len(await store.claim(10)) == 10
+        assert kept() == set()
+
+    stage.run(test)
+
+
 def test_a_clock_that_is_set_back_does_not_set_the_store_back(stage: Stage, server: Server) -> None:
     async def test(store: Played) -> None:
         await store.enqueue([echo()])
