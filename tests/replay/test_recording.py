@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,24 @@ def written(folder: Path, *lines: Any) -> Path:
 
 def test_the_lines_of_these_tests_are_right(tmp_path: Path) -> None:
     assert read_recording(written(tmp_path, head(), line())).jobs == (RUN,)
+
+
+async def test_decimals_and_calendars_are_written_down_and_read_back(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    recorder = LaneRecorder()
+    rate = RateLimit(Decimal("2.50"), per="day", unit="usd", timezone="Europe/Berlin")
+    lanes = {"main": LaneConfig(rate=rate)}
+    async with open_lanes(lanes, instruments=[recorder]) as opened:
+        await opened.run(trio.sleep, 1, cost={"usd": Decimal("0.000001"), "requests": 0})
+    recording = saved(recorder, tmp_path)
+    assert recording.lanes["main"].rate == (rate,)
+    assert recording.jobs[0].cost == {"requests": 0, "usd": Decimal("0.000001")}
+    text = (tmp_path / "x.jsonl").read_text()
+    for bad in ('"cheap"', '"NaN"', '"-1"'):
+        (tmp_path / "x.jsonl").write_text(text.replace('"0.000001"', bad))
+        with pytest.raises(RecordingError, match="line 2"):
+            read_recording(tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize(

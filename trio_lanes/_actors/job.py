@@ -32,6 +32,7 @@ from trio.lowlevel import Task, enable_ki_protection
 
 from .._config.check import sync, whole
 from .._config.errors import JobCancelledError
+from .._config.exact import Amount
 from .._config.protected import protected_context
 from .._config.reasons import REASONS, Cause
 from .options import SESSION_IS_OWNER
@@ -128,10 +129,10 @@ class Keeper(Protocol):
     def check_thread(self) -> None: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
-    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None: ...
+    def charge(self, job: AnyJob, units: Mapping[str, Amount]) -> None: ...
     def lend(self, job: AnyJob, reason: str | None) -> None: ...
     async def take_back(self, job: AnyJob, reason: str | None) -> None: ...
-    async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None: ...
+    async def readmit(self, job: AnyJob, cost: Amount | Mapping[str, Amount] | None) -> None: ...
     async def park(self, target: AnyJob, *, until_started: bool) -> None: ...
     def end_wait(self, wait: Wait) -> None: ...
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]: ...
@@ -189,7 +190,7 @@ class UnretrievedError:
 class Charge:
     """What the start of a job was charged, by unit, and when."""
 
-    costs: Mapping[str, float]
+    costs: Mapping[str, Amount]
     at: float
     group: Group | None = None  # that was charged: the lane may be in another group by now
 
@@ -263,7 +264,7 @@ class Job(Generic[T_co]):
     _arrival: int  # in its global lane; 0: it is not there
     _slot: Slot
     # Written by lending
-    _costs: Mapping[str, float]  # what its start is to be charged, by unit
+    _costs: Mapping[str, Amount]  # what its start is to be charged, by unit
     _lenders: tuple[str | None, ...]  # why its tasks lend its slot, one for each task
     _slot_waiters: list[Task] | None  # that want it back
     # Written by the accounts of waits
@@ -336,7 +337,7 @@ class Job(Generic[T_co]):
         return self._options.meta
 
     @property
-    def cost(self) -> Mapping[str, float]:
+    def cost(self) -> Mapping[str, Amount]:
         """What its start is charged by the rate limits of its lanes, by unit.
 
         It is what was given as ``cost=``, or to its last `readmit`; one request unless given.
@@ -549,7 +550,7 @@ class Job(Generic[T_co]):
             self._restart_idle_clock()
 
     @enable_ki_protection
-    def charge(self, **units: float) -> None:
+    def charge(self, **units: Amount) -> None:
         """Correct the charge of its start: ``units`` are the amounts that it really used.
 
         Once for each start, before the job ends or after. A debt makes later jobs wait. Units that
@@ -594,7 +595,7 @@ class Job(Generic[T_co]):
     async def _take_back(self, reason: str | None) -> None:
         await self._keeper.take_back(self, reason)
 
-    async def readmit(self, *, cost: float | Mapping[str, float] | None = None) -> None:
+    async def readmit(self, *, cost: Amount | Mapping[str, Amount] | None = None) -> None:
         """Give its slot back, and return when its lane would start it again, first of its priority.
 
         Use it for a 429 with Retry-After: call ``lanes.pause_for(...)``, then this. The job waits

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import trio
 
+from .._config.exact import Amount
 from .._limits.rate import check_units
 from .._queue.backlog import Backlog
 from .._queue.timers import Timer
@@ -626,7 +627,7 @@ class LaneActor(Actor):
         return when if self.group is None else max(when, self.group.rates.ready_at(job._costs, now))
 
     def check_cost(
-        self, costs: Mapping[str, float], session: Actor | None, charged: Group | None = None
+        self, costs: Mapping[str, Amount], session: Actor | None, charged: Group | None = None
     ) -> None:
         """Refuse ``costs`` in a unit that neither this lane, its group nor ``session`` counts.
 

@@ -11,6 +11,7 @@ import trio
 
 from .._config import check as _check
 from .._config.coalesce import Coalesce
+from .._config.exact import Amount
 from .._config.names import resolve_global_lane
 from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 
@@ -210,7 +211,7 @@ class MapOptions(TypedDict, total=False):
     """Seconds of waiting after which a warning is given; by default the global lane's."""
     on_wait: Callable[[Job[Any], float], None] | None
     """Called once, with the job and the seconds waited, when the wait exceeds ``warn_after``."""
-    cost: float | Mapping[str, float]
+    cost: Amount | Mapping[str, Amount]
     """What it takes from the rate limits of its session, lane and group. A number is requests; a
     mapping is by unit, and costs one request unless it names requests."""
     yield_slot: bool
@@ -250,7 +251,7 @@ class ExtraOptions:
     on_wait: Callable[[Job[Any], float], None] | None = None
     on_submit: Callable[[Job[Any]], None] | None = None
     coalesce: Coalesce | None = None
-    cost: Mapping[str, float] = ONE_REQUEST
+    cost: Mapping[str, Amount] = ONE_REQUEST
     yield_slot: bool = False
     name: str | None = None
     meta: Any = None

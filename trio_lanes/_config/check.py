@@ -6,10 +6,13 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 import trio
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
 
 # a whole number may be above it, and no time of a clock is
 _MAX_SECONDS: Final = sys.float_info.max
@@ -85,6 +88,24 @@ def finite_seconds(field: str, value: Any) -> float:
     if seconds(field, value) == math.inf:
         raise ValueError(f"{field} must be finite, got {value!r}")
     return value  # type: ignore[no-any-return]  # seconds() has checked it
+
+
+def time_zone(field: str, value: Any) -> tzinfo:
+    """The zone of a name of the time zone database, such as ``"Europe/Berlin"``."""
+    if not isinstance(value, str):
+        raise TypeError(f"{field} must be the name of a time zone, not {value!r}")
+    from datetime import UTC  # slow to import, and rarely needed
+    from zoneinfo import ZoneInfo
+
+    if value == "UTC":
+        return UTC  # also where the machine has no database
+
+    try:
+        return ZoneInfo(value)
+    except (KeyError, OSError, ValueError):  # unknown, a folder, not a path inside of it
+        raise ValueError(
+            f"{field} must be in the time zone database, as Europe/Berlin is, got {value!r}"
+        ) from None
 
 
 def boolean(field: str, value: Any) -> bool:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from fractions import Fraction
 from typing import Final, TypeAlias
 
+Amount: TypeAlias = float | Decimal
+"""An amount as users write it."""
 Exact: TypeAlias = int | Fraction
 
 NEVER_USED: Final = -math.inf  # the time since which an unused meter has been fully replenished
 
 
-def exact(amount: float | Fraction) -> Exact:
+def exact(amount: Amount | Fraction) -> Exact:
     """Return the number that was written as ``amount``."""
     if isinstance(amount, (int, Fraction)):
         return amount
+    if isinstance(amount, Decimal):
+        number = Fraction(amount)
+        return number.numerator if number.denominator == 1 else number
     return int(amount) if amount.is_integer() else Fraction(repr(float(amount)))
 
 
@@ -27,7 +33,7 @@ def rounded_up(time: Fraction) -> float:
     return rounded if rounded >= time else math.nextafter(rounded, math.inf)
 
 
-def bucket_shape(limit: float, per: float, burst: float | None) -> tuple[Fraction, Fraction]:
+def bucket_shape(limit: Amount, per: float, burst: Amount | None) -> tuple[Fraction, Fraction]:
     """Return the burst of a `Bucket`, and the amount that leaks from it in a second."""
     most = Fraction(exact(limit))
     size = min(max(most / 10, Fraction(1)), most) if burst is None else Fraction(exact(burst))

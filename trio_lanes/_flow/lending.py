@@ -24,6 +24,7 @@ from trio.lowlevel import Abort, enable_ki_protection
 
 from .._actors.job import AnyJob
 from .._actors.state import FORGONE, HELD, LENT, QUEUED, RUNNING, WANTED
+from .._config.exact import Amount
 from .._limits.rate import costs_of
 from .._waiting import deadlock
 from .._waiting.current import jobs_here
@@ -84,7 +85,7 @@ async def take_back(scheduler: Scheduler, job: AnyJob, reason: str | None) -> No
 
 @enable_ki_protection
 async def readmit(
-    scheduler: Scheduler, job: AnyJob, cost: float | Mapping[str, float] | None
+    scheduler: Scheduler, job: AnyJob, cost: Amount | Mapping[str, Amount] | None
 ) -> None:
     """Give the slot back, and return when the lane would start ``job`` again.
 

@@ -77,7 +77,7 @@ from .._actors.state import (
 )
 from .._actors.wait import RoomRequest, Wait, Waiter
 from .._config.errors import JobCancelledError, LaneDeadlockError, QueueTimeoutError
-from .._config.exact import exact
+from .._config.exact import Amount, exact
 from .._config.reasons import Cause
 from .._limits.rate import costs_of
 from .._observe.hooks import Hook, Hooks
@@ -1264,7 +1264,7 @@ class Scheduler:
         """`Job.yield_slot` ends."""
         await lending.take_back(self, job, reason)
 
-    async def readmit(self, job: AnyJob, cost: float | Mapping[str, float] | None) -> None:
+    async def readmit(self, job: AnyJob, cost: Amount | Mapping[str, Amount] | None) -> None:
         """`Job.readmit`."""
         await lending.readmit(self, job, cost)
 
@@ -1281,7 +1281,7 @@ class Scheduler:
         else:
             job._lane.readmit(job, self._next_return())
 
-    def charge(self, job: AnyJob, units: Mapping[str, float]) -> None:
+    def charge(self, job: AnyJob, units: Mapping[str, Amount]) -> None:
         """`Job.charge`."""
         if job.started_at is None or job._charge is CORRECTED:
             raise RuntimeError(f"{job!r} has not started, or this start was corrected before")

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeAlias, final
 
-from .._config.exact import NEVER_USED, Exact, bucket_shape, exact, rounded_up
+from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, exact, rounded_up
 
 Mark: TypeAlias = tuple[float, Exact]
 """A time, and a sum of charges."""
@@ -54,12 +54,12 @@ class SlidingWindow:
 
     __slots__ = ("_limit", "per")
 
-    def __init__(self, limit: float, per: float) -> None:
+    def __init__(self, limit: Amount, per: float) -> None:
         self._limit = exact(limit)
         self.per = Fraction(per)
         """The length of the window."""
 
-    def ready_at(self, marks: Marks, amount: float) -> float:
+    def ready_at(self, marks: Marks, amount: Amount) -> float:
         """Return when an amount may be charged; a time that has passed means now."""
         if not marks:
             return NEVER_USED
@@ -69,7 +69,9 @@ class SlidingWindow:
             return NEVER_USED
         return self._leaves(marks[bisect_left(marks, leaving, key=_sum)])
 
-    def charged(self, marks: Marks, amount: float | Fraction, now: float) -> tuple[list[Mark], int]:
+    def charged(
+        self, marks: Marks, amount: Amount | Fraction, now: float
+    ) -> tuple[list[Mark], int]:
         """Return the marks that a charge adds, and how many of all marks then stay."""
         gone = self._gone(marks, now)
         if gone == len(marks):
@@ -77,7 +79,7 @@ class SlidingWindow:
         # one that has left stays: a later search may find it
         return [(now, marks[-1][1] + exact(amount))], len(marks) + 1 - max(gone - 1, 0)
 
-    def given_back(self, marks: Marks, amount: float | Fraction, now: float, at: float) -> Marks:
+    def given_back(self, marks: Marks, amount: Amount | Fraction, now: float, at: float) -> Marks:
         """Return the marks as if less by an amount had been charged at a time."""
         first, after = bisect_left(marks, at, key=_time), bisect_right(marks, at, key=_time)
         if first == after or Fraction(at) + self.per <= now:
@@ -149,20 +151,22 @@ class Bucket:
 
     __slots__ = ("_burst", "_interval", "_rate", "per")
 
-    def __init__(self, limit: float, per: float, burst: float | None) -> None:
+    def __init__(self, limit: Amount, per: float, burst: Amount | None) -> None:
         self.per = Fraction(per)
         """The time in which the limit may be used."""
         self._burst, self._rate = bucket_shape(limit, per, burst)
         self._interval = 1 / self._rate
 
-    def ready_at(self, marks: Marks, amount: float) -> float:
+    def ready_at(self, marks: Marks, amount: Amount) -> float:
         """Return when an amount may be charged; a time that has passed means now."""
         ahead = max(self._burst - exact(amount), _ZERO)
         if not marks or marks[-1][1] <= ahead:
             return NEVER_USED
         return rounded_up(self._arrival(marks) - ahead * self._interval)
 
-    def charged(self, marks: Marks, amount: float | Fraction, now: float) -> tuple[list[Mark], int]:
+    def charged(
+        self, marks: Marks, amount: Amount | Fraction, now: float
+    ) -> tuple[list[Mark], int]:
         """Return the marks that a charge adds, and how many of all marks then stay."""
         if not marks or self._arrival(marks) <= now:
             return [(now, exact(amount))], 1
@@ -177,7 +181,7 @@ class Bucket:
             del changed[1:-_MAX_MARKS]
         return changed, len(changed)
 
-    def given_back(self, marks: Marks, amount: float | Fraction, now: float, at: float) -> Marks:
+    def given_back(self, marks: Marks, amount: Amount | Fraction, now: float, at: float) -> Marks:
         """Return the marks as if less by an amount had been charged at a time.
 
         If the bucket has been full since then, or would have been, the amount that would have run

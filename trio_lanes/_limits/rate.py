@@ -10,17 +10,21 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
 
 import attrs
 
 from .._config import check as _check
-from .._config.exact import NEVER_USED, Exact, bucket_shape, rounded_up
+from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, rounded_up
 from .meters import Bucket, Mark, SlidingWindow, put
+
+if TYPE_CHECKING:
+    from .calendar import CalendarWindow  # a job without such a limit does not load it
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -33,10 +37,19 @@ _PERIODS: Final[Mapping[float, str]] = {
     86400: "a day",
 }
 
-Meter: TypeAlias = SlidingWindow | Bucket
+Meter: TypeAlias = "SlidingWindow | Bucket | CalendarWindow"
+
+_LONGEST: Final = {"day": 25 * 3600, "month": 31 * 86400 + 3600}
+_GREATEST: Final = 300  # digits of an amount, before and behind the point: all are kept
 
 
-def _amount(field: str, value: Any) -> float:
+def _amount(field: str, value: Any) -> Amount:
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(f"{field} must be finite, got {value!r}")
+        if value and not -_GREATEST < value.adjusted() < _GREATEST:
+            raise ValueError(f"{field} must have at most {_GREATEST} digits, got {value!r}")
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{field} must be a number, not {value!r}")
     if not -math.inf < value < math.inf:  # also true of NaN
@@ -44,10 +57,19 @@ def _amount(field: str, value: Any) -> float:
     return value
 
 
-def _positive(field: str, value: Any) -> float:
+def _positive(field: str, value: Any) -> Amount:
     if _amount(field, value) <= 0:
         raise ValueError(f"{field} must be above 0, got {value!r}")
     return value  # type: ignore[no-any-return]  # _amount() has checked it
+
+
+def _per(field: str, value: Any) -> object:
+    if isinstance(value, str):
+        if value in _LONGEST:
+            return value
+    elif not isinstance(value, Decimal):
+        return _positive(field, value)
+    raise TypeError(f'{field} must be a number of seconds, "day" or "month", not {value!r}')
 
 
 def _unit(field: str, value: Any) -> str:
@@ -58,22 +80,32 @@ def _unit(field: str, value: Any) -> str:
     return value
 
 
-def _check_algorithm(value: Any) -> None:
+def _check_algorithm(value: Any, per: float | str) -> None:
+    known = ("calendar",) if isinstance(per, str) else ("gcra", "sliding")
+    words = f"{' or '.join(map(repr, known))} with per={per!r}"
     if not isinstance(value, str):
-        raise TypeError(f'algorithm must be "gcra" or "sliding", not {value!r}')
-    if value not in ("gcra", "sliding"):
-        raise ValueError(f'algorithm must be "gcra" or "sliding", got {value!r}')
+        raise TypeError(f"algorithm must be {words}, not {value!r}")
+    if value not in known:
+        raise ValueError(f"algorithm must be {words}, got {value!r}")
+
+
+def _usual_algorithm(limit: RateLimit) -> str:
+    return "calendar" if isinstance(limit.per, str) else "gcra"
 
 
 @attrs.frozen
 class RateLimit:
-    """At most ``limit`` of a unit in any ``per`` seconds.
+    """At most ``limit`` of a unit in any ``per`` seconds, or in each calendar day or month.
 
     ::
 
         LaneConfig(
             concurrency=8,
-            rate=[RateLimit(500), RateLimit(90_000, unit="tokens", burst=9_000)],
+            rate=[
+                RateLimit(500),
+                RateLimit(90_000, unit="tokens", burst=9_000),
+                RateLimit(Decimal("2.50"), per="day", unit="usd", timezone="Europe/Berlin"),
+            ],
         )
 
     ``"gcra"`` spreads starts evenly after a burst. For whole numbers, ``burst`` and what refills
@@ -85,46 +117,69 @@ class RateLimit:
     holds more than ``limit``, for every cost up to ``limit``. A larger cost is admitted when the
     window is empty. The meter remembers each start until it has left the window.
 
+    ``"calendar"`` is the algorithm with ``per="day"`` or ``"month"``: the whole limit may start
+    from local midnight, or midnight of the first, until the next. What is above it waits until
+    then; a larger cost starts first of its day or month. Days and months follow the wall clock.
+
     The arithmetic is exact: numbers are taken as they are written, so that ten times 0.1 is 1.
 
     Raises:
       TypeError, ValueError: for a bad value, naming the field and the value.
     """
 
-    limit: float = attrs.field(validator=_check.field(_positive))
-    """The amount that may start in ``per`` seconds, above 0."""
-    per: float = attrs.field(default=60.0, validator=_check.field(_positive))
-    """The length of time in seconds, above 0."""
+    limit: Amount = attrs.field(validator=_check.field(_positive))
+    """The amount that may start in ``per`` seconds, above 0. A store counts in whole numbers, or,
+    if this is a `decimal.Decimal`, in millionths."""
+    per: float | Literal["day", "month"] = attrs.field(default=60.0, validator=_check.field(_per))
+    """The length of time in seconds, above 0; or ``"day"`` or ``"month"``, those of a calendar."""
     unit: str = attrs.field(default=REQUESTS, kw_only=True, validator=_check.field(_unit))
     """The unit that is counted. The ``cost`` of a job says how much of it the job takes."""
-    burst: float | None = attrs.field(
+    burst: Amount | None = attrs.field(
         default=None, kw_only=True, validator=attrs.validators.optional(_check.field(_positive))
     )
     """How much may start at once after a pause, for ``"gcra"``: up to ``limit``. None means a tenth
     of the limit, but at least 1 if the limit is at least 1."""
-    algorithm: Literal["gcra", "sliding"] = attrs.field(default="gcra", kw_only=True)
+    algorithm: Literal["gcra", "sliding", "calendar"] = attrs.field(
+        default=attrs.Factory(_usual_algorithm, takes_self=True), kw_only=True
+    )
     """The algorithm by which the limit is kept."""
+    timezone: str = attrs.field(default="UTC", kw_only=True)
+    """Where the days and months of a calendar begin: a name of the time zone database."""
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{a.name}={getattr(self, a.name)!r}" for a in attrs.fields(RateLimit))
+        names = [a.name for a in attrs.fields(RateLimit) if a.name != "timezone"]
+        if self.algorithm == "calendar":
+            names.append("timezone")
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         refill = "" if self.refill is None else f", refill {self.refill:.15g}"
         return f"RateLimit({fields}{refill})"
 
     @property
     def in_words(self) -> str:
-        """The limit for people: ``100 a minute``, or ``5 tokens in 10 s``."""
-        unit = "" if self.unit == REQUESTS else f" {self.unit}"
-        return f"{self.limit:,.15g}{unit} {_PERIODS.get(self.per, f'in {self.per:,.15g} s')}"
+        """The limit for people: ``100 a minute``, ``5 tokens in 10 s``, ``9 usd a day in UTC``."""
+        amount = f"{self.limit:,.15g}" + ("" if self.unit == REQUESTS else f" {self.unit}")
+        if isinstance(self.per, str):
+            return f"{amount} a {self.per} in {self.timezone}"
+        return f"{amount} {_PERIODS.get(self.per, f'in {self.per:,.15g} s')}"
+
+    @property
+    def longest(self) -> float:
+        """The most seconds for which it can hold back what is within the limit."""
+        return _LONGEST[self.per] if isinstance(self.per, str) else self.per
 
     @property
     def refill(self) -> float | None:
         """What refills in ``per`` seconds, for ``"gcra"``: the less, the larger the burst."""
-        if self.algorithm != "gcra":
+        if isinstance(self.per, str) or self.algorithm != "gcra":
             return None
         return rounded_up(bucket_shape(self.limit, self.per, self.burst)[1] * Fraction(self.per))
 
     def __attrs_post_init__(self) -> None:
-        _check_algorithm(self.algorithm)
+        _check_algorithm(self.algorithm, self.per)
+        if self.timezone != "UTC":
+            _check.time_zone("timezone", self.timezone)
+            if self.algorithm != "calendar":
+                raise ValueError(f'timezone is for per="day" or "month", got {self.timezone!r}')
         if self.burst is not None:
             if self.algorithm != "gcra":
                 raise ValueError(f"burst is for gcra, not {self.algorithm}, got {self.burst!r}")
@@ -161,11 +216,11 @@ def rate_limits(value: Any) -> tuple[RateLimit, ...]:
     return tuple(value)
 
 
-ONE_REQUEST: Final[Mapping[str, float]] = MappingProxyType({REQUESTS: 1})
+ONE_REQUEST: Final[Mapping[str, Amount]] = MappingProxyType({REQUESTS: 1})
 """The costs of a job that was submitted without ``cost``."""
 
 
-def costs_of(cost: float | Mapping[str, float]) -> Mapping[str, float]:
+def costs_of(cost: Amount | Mapping[str, Amount]) -> Mapping[str, Amount]:
     """Return the amounts of ``cost`` by unit: a number is requests; requests default to 1.
 
     Raises:
@@ -175,20 +230,20 @@ def costs_of(cost: float | Mapping[str, float]) -> Mapping[str, float]:
     if not isinstance(cost, Mapping):
         requests = _cost("cost", cost)
         return ONE_REQUEST if requests == 1 else MappingProxyType({REQUESTS: requests})
-    costs: dict[str, float] = {REQUESTS: 1}
+    costs: dict[str, Amount] = {REQUESTS: 1}
     for unit, amount in cost.items():
         _unit("a unit of cost", unit)
         costs[unit] = _cost(f"cost of {unit!r}", amount)
     return MappingProxyType(costs)
 
 
-def _cost(field: str, value: Any) -> float:
+def _cost(field: str, value: Any) -> Amount:
     if _amount(field, value) < 0:
         raise ValueError(f"{field} must not be negative, got {value!r}")
     return value  # type: ignore[no-any-return]  # _amount() has checked it
 
 
-def check_units(costs: Mapping[str, float], known: Collection[str]) -> None:
+def check_units(costs: Mapping[str, Amount], known: Collection[str]) -> None:
     """Refuse costs in a unit that no limit counts; requests need not be counted.
 
     Raises:
@@ -231,7 +286,7 @@ class Rates:
         """All limits, in the order given."""
         return tuple(used.limit for used in self._meters)
 
-    def ready_at(self, costs: Mapping[str, float], now: float) -> float:
+    def ready_at(self, costs: Mapping[str, Amount], now: float) -> float:
         """Return the earliest time at which all limits admit ``costs``.
 
         A time that is not after ``now`` means now. The result changes only by a charge or a
@@ -244,7 +299,7 @@ class Rates:
                 ready = max(ready, used.meter.ready_at(used.marks, amount))
         return ready
 
-    def forecast(self, jobs: Iterable[Mapping[str, float]], now: float) -> tuple[float, RateLimit]:
+    def forecast(self, jobs: Iterable[Mapping[str, Amount]], now: float) -> tuple[float, RateLimit]:
         """Return when the last of ``jobs``, by their costs, may start if each starts as soon as the
         limits admit it, and the limit that holds it longest. There must be a limit."""
         copies = [_Used(used.limit, used.meter, used.marks.copy()) for used in self._meters]
@@ -260,7 +315,7 @@ class Rates:
                 used.marks = used.meter.shortened(used.marks)
         return now, longest
 
-    def charge(self, costs: Mapping[str, float], now: float) -> None:
+    def charge(self, costs: Mapping[str, Amount], now: float) -> None:
         """Charge ``costs`` to all limits, whether or not they admit it."""
         for used in self._meters:
             amount = costs.get(used.limit.unit)
@@ -296,7 +351,8 @@ class Rates:
         """Return the rates of ``limits`` with the past of this object, which is not used any more.
 
         A new limit continues an old limit of the same unit and algorithm: an equal limit, else the
-        limit with the longest window, or for ``"gcra"`` with the nearest ``per``.
+        limit with the longest window, or for ``"gcra"`` with the nearest ``per``. A limit of a
+        calendar continues one with the same ``per``.
         """
         rates = Rates(limits)
         for used in rates._meters:
@@ -308,14 +364,14 @@ class Rates:
         for old in self._meters:
             if old.limit == new.limit:
                 return old.marks
-            if (old.limit.unit, old.limit.algorithm) == (new.limit.unit, new.limit.algorithm):
+            if _kind(old.limit) == _kind(new.limit):
                 pasts.append(old)
         if not pasts:
             return deque()
-        if new.limit.algorithm == "sliding":
-            past = max(pasts, key=lambda old: old.limit.per)
-        else:
-            past = min(pasts, key=lambda old: abs(old.meter.per - new.meter.per))
+        # of several with the same sort of calendar, the first
+        past = max(pasts, key=lambda old: old.limit.longest)
+        if new.limit.algorithm == "gcra":
+            past = min(pasts, key=lambda old: abs(old.limit.longest - new.limit.longest))
         return deque(new.meter.continued(past.marks, past.meter, now))
 
 
@@ -326,8 +382,17 @@ class _Used:
     marks: deque[Mark] = attrs.field(factory=deque)
 
 
-def meter_of(limit: RateLimit) -> Meter:
-    """Return the meter of a limit."""
+def _kind(limit: RateLimit) -> tuple[str, str, str]:
+    return limit.unit, limit.algorithm, limit.per if isinstance(limit.per, str) else ""
+
+
+def meter_of(limit: RateLimit, ahead: Callable[[], float] | None = None) -> Meter:
+    """Return the meter of a limit; ``ahead`` says by how much the clock is ahead of Unix time, if
+    it is not Trio's clock."""
+    if isinstance(limit.per, str):
+        from .calendar import CalendarWindow, ahead_of_wall
+
+        return CalendarWindow(limit.limit, limit.per, limit.timezone, ahead or ahead_of_wall)
     if limit.algorithm == "sliding":
         return SlidingWindow(limit.limit, limit.per)
     return Bucket(limit.limit, limit.per, limit.burst)

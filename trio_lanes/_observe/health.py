@@ -26,7 +26,7 @@ def health(lanes: Iterable[LaneActor], now: float) -> tuple[Problem, ...]:
             found.append(Problem("overdue", lane.name, text, advice, job.id))
         lane.step()
         served = [actor for actor in (lane, lane.group) if actor is not None]
-        rates = [limit.per for actor in served for limit, *_ in actor.rates.left(now)]
+        rates = [limit.longest for actor in served for limit, *_ in actor.rates.left(now)]
         longest = max(rates, default=math.inf)
         for one in dict.fromkeys((lane.oldest, *islice(lane.line.in_order(), 1))):
             if one is not None and now - one._waiting_since > PROBLEM_AFTER:

@@ -336,10 +336,9 @@ def _sums(each: list[LaneStatistics], *names: str) -> dict[str, int]:
 
 
 def _rate(rate: RateStatistics) -> Frame:
-    most = rate.limit.limit
+    most, burst = float(rate.limit.limit), rate.limit.burst
     if rate.limit.algorithm == "gcra":
-        burst = rate.limit.burst
-        most = min(max(most / 10, 1), most) if burst is None else burst
+        most = min(max(most / 10, 1), most) if burst is None else float(burst)
     return {
         "unit": clipped(rate.limit.unit),
         "left": round(rate.left, 3),

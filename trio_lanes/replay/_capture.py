@@ -26,6 +26,7 @@ from trio_lanes import (
     UnknownLaneError,
 )
 
+from .._config.exact import Amount
 from ._recording import MAX_JOBS, LimitChange, RecordedRun, Recording, Step
 
 _MAX_CHANGES: Final = 1000
@@ -48,7 +49,7 @@ class RunFacts(NamedTuple):
     owner: Hashable
     parent: int | None
     priority: int
-    cost: Mapping[str, float]
+    cost: Mapping[str, Amount]
     submitted: float
     waited_from: float
     started: float | None

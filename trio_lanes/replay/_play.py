@@ -33,6 +33,7 @@ from trio.testing import MockClock
 
 from trio_lanes import Job, LaneConfig, LaneGroup, LaneInstrument, Lanes, current_job, open_lanes
 
+from .._config.exact import Amount
 from .._config.names import ALL_SESSIONS, GROUP_PREFIX
 from .._limits.rate import rate_limits
 from ._recording import LimitChange, RecordedRun, Recording
@@ -222,7 +223,7 @@ class _Player:
         )
         job.on_settled(self._keep)
 
-    def _cost(self, run: RecordedRun) -> Mapping[str, float]:
+    def _cost(self, run: RecordedRun) -> Mapping[str, Amount]:
         """What ``run`` costs in the units that are counted now."""
         lanes = self._lanes
         metered: list[LaneConfig | LaneGroup] = [lanes.lane(run.lane).config]

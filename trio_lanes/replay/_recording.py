@@ -15,6 +15,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, BinaryIO, Final, TypeAlias, final
@@ -23,6 +24,7 @@ import attrs
 
 from trio_lanes import JobState, LaneConfig, LaneGroup, RateLimit
 
+from .._config.exact import Amount
 from .._limits.rate import rate_limits
 
 FORMAT: Final = "trio-lanes recording"
@@ -55,7 +57,7 @@ class RecordedRun:
     parent: int | None = None
     """The id of the job that submitted it, if a job did that is in the recording."""
     priority: int = 0
-    cost: Mapping[str, float] = MappingProxyType({"requests": 1})
+    cost: Mapping[str, Amount] = MappingProxyType({"requests": 1})
     submitted: float
     waited_from: float
     """When its wait began: later than ``submitted`` if it had a delay."""
@@ -124,7 +126,8 @@ def write_recording(recording: Recording, path: str | os.PathLike[str]) -> None:
     try:
         with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
             for line in _lines(recording):
-                file.write(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n")
+                text = json.dumps(line, separators=(",", ":"), allow_nan=False, default=_of_decimal)
+                file.write(text + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
@@ -180,6 +183,16 @@ def _from_rates(rates: RateLimit | Sequence[RateLimit]) -> list[dict[str, Any]]:
     return [attrs.asdict(rate) for rate in rate_limits(rates)]
 
 
+def _of_decimal(value: Decimal) -> dict[str, str]:
+    return {"decimal": str(value)}
+
+
+def _with_decimal(data: dict[str, Any]) -> Any:
+    """Return the `Decimal` that an object is, or the object."""
+    text = data.get("decimal")
+    return Decimal(text) if isinstance(text, str) else data  # a number is a cost of that unit
+
+
 def _number(value: float) -> float | None:
     """Return ``value``; None for infinity, which JSON does not have."""
     return None if value == math.inf else value
@@ -221,8 +234,8 @@ class _Lines:
         if len(line) > _MAX_LINE_LENGTH:
             raise ValueError(f"the line has more than {_MAX_LINE_LENGTH} bytes")
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
+            found = json.loads(line, object_hook=_with_decimal)
+        except (ValueError, ArithmeticError, RecursionError):
             raise ValueError("this is not JSON") from None
         if not isinstance(found, dict):
             raise ValueError("this is no object")
@@ -328,6 +341,9 @@ _count = _checks("no number of things", int, within=lambda value: value >= 0)
 _seconds = _checks("no number of seconds", int, float, within=lambda value: 0 <= value < 1e12)
 
 
+_amount = _checks("no amount", int, float, Decimal, within=lambda value: 0 <= float(value) < 1e12)
+
+
 def _seconds_or_none(value: Any) -> Any:
     return None if value is None else _seconds(value)
 
@@ -345,7 +361,7 @@ _FIELD_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("session", "owner", "parent"), _whole_or_none),
     **dict.fromkeys(("submitted", "waited_from"), _seconds),
     **dict.fromkeys(("started", "finished"), _seconds_or_none),
-    "cost": lambda value: {unit: _seconds(amount) for unit, amount in value.items()},
+    "cost": lambda value: {unit: _amount(amount) for unit, amount in value.items()},
     "state": lambda value: JobState(value).value,
     "steps": _steps,
 }

@@ -221,8 +221,9 @@ class _RootSearch:
         words = ", ".join(rate.in_words for rate in rates)
         root = f'rate of "{name}": {words}{before_it(before, PAGE)}'
         assert seconds is not None
-        counted = [rate for rate in rates if rate.unit == REQUESTS]
-        later = max((rate.per / rate.limit * before for rate in counted), default=0.0)
+        counted = [rate for rate in rates if rate.unit == REQUESTS and rate.algorithm != "calendar"]
+        each = (rate.longest / float(rate.limit) for rate in counted)
+        later = max(each, default=0.0) * before
         # what starts before it may cost more of another unit, and is not known if it is too much
         known = before < PAGE and (len(counted) == len(rates) or not before)
         return cause_at(way, "rate", name, root, seconds=seconds + later if known else None)

@@ -48,7 +48,7 @@ async def health(lanes: DurableLanes) -> tuple[Problem, ...]:
         label = name if name in limits else template_of(name, limits)
         served: list[LaneLimit | GroupLimit] = [limits[label]] if label is not None else []
         served += [one for one in groups.values() if label in one.members]
-        longest = max((rate.per for one in served for rate in one.rates), default=math.inf)
+        longest = max((rate.longest for one in served for rate in one.rates), default=math.inf)
         for job in await _jobs_of(lanes, name, waiting[name]):
             since = job.history[-1].ended_at if job.history else None
             waited = job.seen_at - (since or job.submitted_at + job.waits.get("delay", 0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Final
 
 from ... import LaneConfig, LaneGroup, RateLimit, open_lanes, resolve_global_lane
@@ -96,6 +97,8 @@ def checked_rates(given: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ..
     rates = (given,) if isinstance(given, RateLimit) else tuple(given)
     for rate in rates:
         checked_name("unit", rate.unit)
+        if isinstance(rate.per, str) or isinstance(rate.limit, Decimal):
+            raise ValueError(f"a store keeps no calendar and no Decimal yet, got {rate!r}")
     return rates
 
 
