@@ -24,6 +24,7 @@ from ._config.names import is_probe_lane as is_probe_lane
 from ._config.names import resolve_global_lane as resolve_global_lane
 from ._config.names import resolve_session_lane as resolve_session_lane
 from ._config.problems import Problem as Problem
+from ._config.problems import Problems as Problems
 from ._config.reasons import Cause as Cause
 from ._instrument import LaneInstrument as LaneInstrument
 from ._lanes import Lanes as Lanes

@@ -18,7 +18,7 @@ from ._actors.plan import Plan
 from ._config.check import boolean, finite_seconds, positive_count
 from ._config.errors import UnknownLaneError
 from ._config.names import DEFAULT_LANES, resolve_global_lane, session_key
-from ._config.problems import Problem
+from ._config.problems import Problems
 from ._config.protected import protected_context
 from ._flow.loop import Scheduler
 from ._instrument import LaneInstrument
@@ -243,12 +243,13 @@ class Lanes(Submitter):
             abandoned=scheduler.abandoned,
         )
 
-    def health(self) -> tuple[Problem, ...]:
+    def health(self) -> Problems:
         """Return what is wrong now, each with what to do; empty: these lanes are healthy.
 
         A wait is wrong if it cannot end by itself. It takes as long as `statistics`, and for each
-        lane in which a job has waited for more than ten seconds as `Job.root_causes` of two jobs.
-        Not a checkpoint.
+        lane in which a job has waited for more than ten seconds as `Job.root_causes` of two jobs:
+        for the 100 of them that have waited longest. `Problems.unseen` counts the others. Not a
+        checkpoint.
         """
         return health(self._scheduler.lanes.values(), self._scheduler.current_time())
 

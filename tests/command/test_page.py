@@ -27,7 +27,7 @@ def page(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
     def handle(request: httpx2.Request) -> httpx2.Response:
         path = request.url.path.removeprefix("/lanes/")
         if path == "frames":
-            frame = {"n": 1, "health": asked["health"]}
+            frame = {"n": 1, "health": asked["health"], "unseen": 0}
             text = b"id: 1\ndata: %s\n\n" % json.dumps(frame).encode()
             return httpx2.Response(200, content=text, headers={"content-type": "text/event-stream"})
         answer = asked.get(path)
@@ -55,8 +55,9 @@ def test_health_of_a_page_is_that_of_its_lanes_and_of_its_store(
 ) -> None:
     page(monkeypatch, health=[])
     assert say("health", capsys) == (0, "healthy\n", "")
-    page(monkeypatch, health=[PROBLEM], durable={"health": [PROBLEM]})
-    assert say("health", capsys) == (1, "main is paused: resume it\n" * 2, "")
+    page(monkeypatch, health=[PROBLEM], durable={"health": [PROBLEM], "unseen": 1200})
+    unseen = "1,200 more lanes with waiting jobs were not looked at\n"
+    assert say("health", capsys) == (1, "main is paused: resume it\n" * 2 + unseen, "")
     page(monkeypatch, health=[], durable={"error": "the store is away"})
     told = "trio-lanes: could not look: the store is away\n"
     assert say("health", capsys) == (2, "", told)

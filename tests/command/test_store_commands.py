@@ -115,7 +115,7 @@ def test_status_shows_lanes_and_that_there_is_no_worker(shop: Shop) -> None:
 
 def test_health_is_an_exit_code_for_probes(shop: Shop) -> None:
     assert shop.say("health") == (0, "healthy\n", "")
-    assert shop.ask("health") == {"healthy": True, "problems": []}
+    assert shop.ask("health") == {"healthy": True, "problems": [], "unseen": 0}
     shop.lanes(lambda lanes: lanes.configure({}, on_dead="hold"))
     (dead,) = shop.kill("s")
     shop.submit(1, session="s")

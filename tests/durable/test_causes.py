@@ -51,12 +51,15 @@ async def test_a_lane_whose_first_job_may_start_lets_the_others_wait_for_their_t
     autojump_clock: MockClock,
 ) -> None:
     store = MemoryStore()
-    async with open_durable_lanes(store, {"waits": waits}, capacity=1, grace=0) as lanes:
-        batch = [Submission(name="waits") for _ in range(1003)]
-        jobs = await lanes.submit_many(batch)
-        await wait_all_tasks_blocked()
-        (second,), (last,) = [await lanes.root_causes(jobs[n].id) for n in (2, -1)]
-        assert (second.kind, second.root) == ("order", 'its turn in "main", 1 before it')
+    async with (
+        open_durable_lanes(store, {"waits": waits}) as idle,
+        open_durable_lanes(store.another(), {}, worker=False) as lanes,
+    ):
+        await idle.drain()
+        jobs = await lanes.submit_many([Submission(name="waits") for _ in range(1002)])
+        first, (second,), (last,) = [await lanes.root_causes(jobs[n].id) for n in (0, 1, -1)]
+        assert (first, second.kind) == ((), "order")
+        assert second.root == 'its turn in "main", 1 before it'
         assert last.root == 'its turn in "main", 1,000 or more before it'
         await lanes.clear("main")
 
@@ -75,7 +78,8 @@ async def test_an_instance_without_a_lease_whose_process_has_ended_does_not_live
         def kill(pid: int, signal: int) -> None:
             raise ProcessLookupError
 
-        assert await lanes.root_causes(other.id) == ()
+        (cause,) = await lanes.root_causes(other.id)
+        assert (cause.kind, cause.root.endswith(" runs 1")) == ("capacity", True)
         monkeypatch.setattr(os, "kill", kill)
         (cause,) = await lanes.root_causes(other.id)
         assert (cause.kind, cause.advice) == ("instance", "start a worker")

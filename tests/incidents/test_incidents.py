@@ -26,7 +26,10 @@ INCIDENTS: dict[str, tuple[str | None, str | None]] = {
         "rate_of_another_job",
         "test_the_cause_is_a_rate_that_holds_another_job_of_the_session",
     ),
-    "a start cost more than its rate": ("debt", None),
+    "a start cost more than its rate": (
+        "debt",
+        "test_the_cause_is_the_debt_of_a_quota_whose_settlement_was_above_its_estimate",
+    ),
     "a group has no slot": (
         "group",
         "test_a_job_is_blocked_by_the_group_of_its_lane_or_its_reservations",
@@ -53,7 +56,7 @@ INCIDENTS: dict[str, tuple[str | None, str | None]] = {
     "a deadlock": ("deadlock", "test_the_cause_is_a_deadlock_of_locks"),
     "a full lane": ("full_lane", "test_a_job_is_blocked_by_a_lane_without_a_free_slot"),
     "a limit of 0": ("limit_of_0", "test_it_is_a_problem_that_nothing_serves_a_lane"),
-    "no room": ("no_room", None),
+    "no room": ("no_room", "test_it_is_a_problem_that_no_instance_has_room_for_a_job"),
     "a delay, or a retry": ("delay", "test_a_job_is_blocked_by_its_delay_and_between_its_attempts"),
     "a dead head": (None, "test_a_job_is_blocked_by_a_dead_job_that_keeps_its_session_closed"),
     "no handler": (None, "test_it_is_a_problem_that_no_instance_has_a_handler"),
@@ -229,6 +232,24 @@ CORE = {
     ),
     "delay": Incident(delay, "delay", "main", None),
 }
+
+
+async def test_the_verdict_is_about_the_hundred_lanes_that_have_waited_longest(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"t:*": 1, "late": 1}) as lanes:
+        lanes.pause("t:*")
+        lanes.pause("late")
+        runs(lanes, lane="late")
+        await trio.sleep(15)
+        for n in range(102):
+            runs(lanes, lane=f"t:{n}")
+        assert [(one.lane, one.job) for one in lanes.health()] == [("late", 1)]
+        await trio.sleep(15)
+        found = lanes.health()
+        assert (len(found), found.unseen, found[0].lane) == (100, 3, "late")
+        assert found[0].text.endswith('1 ← pause of "late", by hand')
+        lanes.clear()
 
 
 def test_each_incident_is_played_where_the_table_says() -> None:

@@ -12,7 +12,7 @@ from .reasons import Cause, in_words
 PROBLEM_AFTER: Final = 10.0
 """Seconds for which a job has waited before its wait can be a problem."""
 
-_ALWAYS: Final = {"deadlock", "dead", "handler", "instance", "gone", "overdue"}
+_ALWAYS: Final = {"deadlock", "dead", "handler", "instance", "capacity", "gone", "overdue"}
 
 
 @final
@@ -25,7 +25,8 @@ class Problem:
     resumed. ``"concurrency"``, ``"group"``: of 0. ``"rate"``: a job is held longer than the limit's
     ``per``. ``"stalled"``: a job waits, and has no reason to. ``"deadlock"``. Of durable lanes as
     well: ``"dead"``: a dead job keeps its session closed. ``"handler"``: no live instance has it.
-    ``"instance"``: none lives. ``"gone"``: the instance of a run. ``"slow"``: the store."""
+    ``"instance"``: none lives. ``"capacity"``: none has room. ``"gone"``: the instance of a run.
+    ``"slow"``: the store."""
     lane: str
     """The name of the lane, or the session lane; empty: of all."""
     text: str
@@ -37,6 +38,14 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.text}: {self.advice}"
+
+
+@final
+class Problems(tuple[Problem, ...]):
+    """What is wrong; empty: nothing that was looked at."""
+
+    unseen: int = 0
+    """How many lanes with waiting jobs were not looked at: there were too many."""
 
 
 def problem_of(
@@ -62,14 +71,17 @@ def problem_of(
             or (cause.kind == "rate" and first and (cause.seconds or 0) > longest)
         ):
             assert cause.advice is not None
-            return Problem(cause.kind, cause.lane, f"{wait}; {cause}", cause.advice, job)
+            text = f"{wait}; {cause}{', by hand' if cause.kind == 'pause' else ''}"
+            return Problem(cause.kind, cause.lane, text, cause.advice, job)
     return None
 
 
-def distinct(problems: Iterable[Problem | None]) -> tuple[Problem, ...]:
+def distinct(problems: Iterable[Problem | None], unseen: int) -> Problems:
     """Return the first problem of each kind of each lane."""
     found: dict[tuple[str, str], Problem] = {}
     for problem in problems:
         if problem is not None:
             found.setdefault((problem.kind, problem.lane), problem)
-    return tuple(found.values())
+    answer = Problems(found.values())
+    answer.unseen = unseen
+    return answer

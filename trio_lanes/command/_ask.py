@@ -249,14 +249,17 @@ def why_lines(id: int, state: str, roots: Sequence[Mapping[str, Any]]) -> list[s
 
 async def health(lanes: DurableLanes) -> Answer:
     """Show what is wrong. The exit code is for probes: 0 healthy, 1 not, 2 could not look."""
-    return verdict([attrs.asdict(one) for one in await lanes.health()])
+    found = await lanes.health()
+    return verdict([attrs.asdict(one) for one in found], found.unseen)
 
 
-def verdict(problems: Sequence[Mapping[str, Any]]) -> Answer:
+def verdict(problems: Sequence[Mapping[str, Any]], unseen: int) -> Answer:
     """Return the answer for a probe: 0 without problems, else 1."""
-    lines = [f"{one['text']}: {one['advice']}" for one in problems]
-    document = {"healthy": not problems, "problems": problems}
-    return Answer(document, lines or ["healthy"], NO if problems else DONE)
+    lines = [f"{one['text']}: {one['advice']}" for one in problems] or ["healthy"]
+    if unseen:
+        lines.append(f"{number(unseen)} more lanes with waiting jobs were not looked at")
+    document = {"healthy": not problems, "problems": problems, "unseen": unseen}
+    return Answer(document, lines, NO if problems else DONE)
 
 
 async def failures(lanes: DurableLanes, **of: Any) -> Answer:

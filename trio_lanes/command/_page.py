@@ -26,7 +26,9 @@ async def health(url: str, headers: Mapping[str, str]) -> Answer:
         store = await _get(client, url, "durable") or {}
     if "error" in store:
         raise CommandError(store["error"], STORE_UNAVAILABLE)
-    return verdict([*frames[0]["health"], *store.get("health", ())])
+    both = (frames[0], store)
+    problems = [problem for one in both for problem in one.get("health", ())]
+    return verdict(problems, sum(one.get("unseen", 0) for one in both))
 
 
 async def why(url: str, headers: Mapping[str, str], ids: Sequence[int]) -> Answer:

@@ -24,7 +24,7 @@ from trio_lanes.durable import (
 )
 
 from ._actions import RefusedError, whole
-from ._frames import problems_of
+from ._frames import verdict
 from ._notes import Notes
 from ._shown import MAX_ROWS, Frame, clipped, shown
 from ._story import children_of, root_of
@@ -73,7 +73,7 @@ class Durable:
         groups = Counter((job.name, _type(job)) for job in letters)
         return {
             "at": round(time.time(), 3),
-            "health": problems_of(problems),
+            **verdict(problems),
             "totals": shown(now, *JOB_COUNTS),
             "lanes": shown(now.lanes),
             "instances": shown(instances),

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, takewhile
 from typing import Any, Final, Generic, TypeVar, final
@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics
+from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problems, RateStatistics
 
 from ..replay._capture import RunFacts, facts_of
 from ._notes import Notes
@@ -79,7 +79,7 @@ class Frames:
         self._making: Final = trio.Lock()
         self._shown: Final[WeakValueDictionary[int, Job[Any]]] = WeakValueDictionary()
         self._quantiles: Final = _Seldom(lambda now: _quantiles(records, now))
-        self._health: Final = _Seldom(lambda now: problems_of(lanes.health()))
+        self._health: Final = _Seldom(lambda now: verdict(lanes.health()))
         self._longest: Final = _Seldom(self._sessions_by_wait)
         self._reasons: Final = _Seldom(self._longest_waits)
         self._sent_record = 0
@@ -152,7 +152,7 @@ class Frames:
                 **_sums(each, "slots", "lent", "finished", "failed", "cancelled"),
                 "quantiles": self._quantiles.at(now).get(""),
             },
-            "health": self._health.at(now),
+            **self._health.at(now),
             "lanes": rows,
             "groups": [
                 {
@@ -347,10 +347,9 @@ def _rate(rate: RateStatistics) -> Frame:
     }
 
 
-def problems_of(problems: Sequence[Problem]) -> list[Frame]:
+def verdict(problems: Problems) -> Frame:
     """Return what every viewer is shown of what is wrong."""
-    found: list[Frame] = shown(problems, longest=300)
-    return found
+    return {"health": shown(problems, longest=300), "unseen": problems.unseen}
 
 
 def ended_frame(record: EndedRun) -> Frame:

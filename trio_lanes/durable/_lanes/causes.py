@@ -109,8 +109,12 @@ class _RootSearch:
         info = await self._instance(status)
         if status.state is RUNNING and len(way) > 1:
             return [self._body(status, info, way)]
-        if status.state is WAITING and info is None:
-            return [_no_instance(way, status.lane)]
+        if status.state is WAITING:
+            return (
+                [_no_instance(way, status.lane)]
+                if info is None
+                else await self._room(status, way, before)
+            )
         return []
 
     async def _follow(
@@ -208,6 +212,22 @@ class _RootSearch:
             if status.instance in (None, info.id) and lives(info) is not False:
                 return info
         return None
+
+    async def _room(self, status: DurableStatus, way: _Way, before: int) -> list[Cause]:
+        """Return that no instance has room, if each that has the handler runs something.
+
+        The store knows no capacities. An instance that runs nothing takes the job at once.
+        """
+        with_it = [one for one in await self._lanes.instances() if status.name in one.names]
+        live = [one for one in with_it if lives(one) is not False]
+        if not all(one.running for one in live):
+            return []
+        each = ", ".join(f"{one.host} {one.pid} runs {one.running:,}" for one in live[:3])
+        root = f"room of an instance: {each}{', ...' if len(live) > 3 else ''}"
+        advice = "raise the capacity of the workers, or start another"
+        return [
+            cause_at(way, "capacity", status.lane, root + before_it(before, PAGE), advice=advice)
+        ]
 
     async def _limit(self, name: str, *, of_group: bool = False) -> LaneLimit | GroupLimit | None:
         """Return the limits of a lane, or of a group."""

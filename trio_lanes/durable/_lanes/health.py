@@ -1,7 +1,8 @@
 """`DurableLanes.health`: what is wrong with a store and the work in it, in a line each.
 
 Of each lane it follows the longest wait to its roots, and the first of a job without a handler; of
-dead jobs, the sessions that they keep closed.
+dead jobs, the sessions that they keep closed. It says how many lanes it has left out, for want of
+time or as there were too many.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ... import Problem, resolve_session_lane
+from ... import Problem, Problems, resolve_session_lane
 from ..._config.names import template_of
 from ..._config.problems import PROBLEM_AFTER, distinct, problem_of
 from ..._config.reasons import in_words
@@ -27,15 +28,19 @@ if TYPE_CHECKING:
 
 _SLOW: Final = 1.0
 """Seconds in which a store should answer."""
+_LONGEST_LOOK: Final = 5.0
+"""Seconds until the waits of no further lane are looked at."""
 _MOST_DEAD: Final = 20
 """How many dead jobs are looked at, the oldest first."""
 
 
-async def health(lanes: DurableLanes) -> tuple[Problem, ...]:
+async def health(lanes: DurableLanes) -> Problems:
     """Return what is wrong; empty: nothing that was looked at."""
     found: list[Problem | None] = []
+    unseen = 0
     if lanes.local is not None:
-        found += lanes.local.health()
+        local = lanes.local.health()
+        found, unseen = [*local], local.unseen
     began = trio.current_time()
     now = await lanes.statistics()
     took = trio.current_time() - began
@@ -44,7 +49,10 @@ async def health(lanes: DurableLanes) -> tuple[Problem, ...]:
         found.append(Problem("slow", "", text, "look at its load, its disk and the network"))
     limits, groups = await lanes.limits(), await lanes.groups()
     waiting = {name: lane for name, lane in now.lanes.items() if lane.waiting or lane.unhandled}
-    for name in sorted(waiting, key=lambda name: -waiting[name].waiting)[:LISTED]:
+    for at, name in enumerate(sorted(waiting, key=lambda name: -waiting[name].waiting)):
+        if at == LISTED or trio.current_time() - began > _LONGEST_LOOK:
+            unseen += len(waiting) - at
+            break
         label = name if name in limits else template_of(name, limits)
         served: list[LaneLimit | GroupLimit] = [limits[label]] if label is not None else []
         served += [one for one in groups.values() if label in one.members]
@@ -59,7 +67,7 @@ async def health(lanes: DurableLanes) -> tuple[Problem, ...]:
     if now.dead and (await lanes.rules()).hold:
         for dead in await lanes.dead(limit=_MOST_DEAD):
             found.append(await _held_by(lanes, dead))
-    return distinct(found)
+    return distinct(found, unseen)
 
 
 async def _jobs_of(

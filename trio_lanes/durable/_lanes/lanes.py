@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
 
-from ... import Cause, LaneConfig, LaneGroup, Lanes, Problem, RateLimit, resolve_global_lane
+from ... import Cause, LaneConfig, LaneGroup, Lanes, Problems, RateLimit, resolve_global_lane
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, is_template, session_key, template_of
 from .._contract.act import Act, new_ticket
@@ -696,23 +696,23 @@ class DurableLanes(HasEnd):
         ``str(cause)`` is a line for people, and ``cause.advice`` is what would help there.
         ``cause.kind`` is that of a `DurableBlocker`; or ``"body"``: a job that runs and waits for
         no other, as far as the store knows; ``"overdue"``: it does past its timeout; ``"gone"``:
-        its instance is gone; ``"instance"``: no instance lives; ``"deadlock"``; or ``"unknown"``,
-        where the search was cut: at most 50 jobs are looked at. Empty if the job does not wait, or
-        the next step that has room for it starts it.
+        its instance is gone; ``"instance"``: no instance lives; ``"capacity"``: each that lives
+        runs others; ``"deadlock"``; or ``"unknown"``, where the search was cut: at most 50 jobs are
+        looked at. Empty if the job does not wait, or the next step starts it.
 
         Raises:
           ResultGoneError: if the store does not know the job.
         """
         return await root_causes(self, _check.whole("id", id))
 
-    async def health(self) -> tuple[Problem, ...]:
+    async def health(self) -> Problems:
         """Return what is wrong, each with what to do; empty: nothing that was looked at is wrong.
 
-        It looks at the store, at the longest wait of each of the 100 lanes with most of them, at
-        jobs without a handler, at dead jobs that keep their sessions closed, and at the bodies of
-        this instance as `Lanes.health <trio_lanes.Lanes.health>` does. The bodies of others are
-        looked at if they hold up such a wait. A wait for what is at work, or is over by itself, is
-        no problem.
+        It looks at the store, at the longest wait of each of the 100 lanes with most of them, for
+        five seconds, at jobs without a handler, at dead jobs that keep their sessions closed, and
+        at the bodies of this instance as `Lanes.health <trio_lanes.Lanes.health>` does. The bodies
+        of others are looked at if they hold up such a wait. A wait for what is at work, or is over
+        by itself, is no problem. `Problems.unseen` counts the lanes that were not looked at.
         """
         return await health(self)
 

@@ -324,6 +324,24 @@ class BlockerStories(Bench):
             assert line(cause).startswith(way + at)
             assert cause.advice == 'raise the limit of the quota "q", or reset it'
 
+    async def test_the_cause_is_the_debt_of_a_quota_whose_settlement_was_above_its_estimate(
+        self,
+    ) -> None:
+        async def spends(payload: Any) -> None:
+            spent = await lanes.quota("q").spend(tokens=10)
+            await spent.settle(tokens=payload)
+
+        limit = RateLimit(100, per=60.0, unit="tokens", burst=100)
+        async with self.instance(handlers={"spends": spends}, quotas={"q": limit}) as lanes:
+            await (await lanes.submit("spends", 500)).wait()
+            job = await self.submitted("spends", 1)
+            async with self.instance(worker=False) as asking:
+                cause = await only_cause(asking, job.id)
+            assert (cause.kind, cause.lane) == ("quota", "q")
+            assert " used of 100 tokens a minute, in about 2" in line(cause)  # 246 s, at 0 s
+            assert cause.advice == 'raise the limit of the quota "q", or reset it'
+            assert await kinds(lanes) == []
+
     async def test_a_suspect_is_blocked_until_an_instance_runs_few_jobs(self) -> None:
         for submitted in ([new_job(payload, "gate") for payload in "ab"], []):
             async with self.doomed(*submitted) as claims:
@@ -464,7 +482,9 @@ class BlockerStories(Bench):
             jobs.append(await lanes.submit("echo", lane="cron", delay=100))
             await self.settle()
             await self.advance(105)
-            assert await kinds(lanes) == [("pause", "main", jobs[0].id)]
+            (problem,) = await lanes.health()
+            assert (problem.kind, problem.lane, problem.job) == ("pause", "main", jobs[0].id)
+            assert problem.text.endswith(f'{jobs[0].id} ← pause of "main", by hand')
             await self.advance(10)
             assert sorted(await kinds(lanes)) == [
                 ("concurrency", "cron", jobs[2].id),
@@ -507,7 +527,34 @@ class BlockerStories(Bench):
         async with self.instance(capacity=1) as lanes:
             await self.submitted("gate", "a")
             job = await self.submitted("echo")
+            behind = await self.submitted("echo")
+            async with self.instance(worker=False) as asking:
+                found = await only_cause(asking, behind.id)
+            assert re.sub(r": \S+ \d+", ": A", found.root) == (
+                "room of an instance: A runs 1, 1 before it"
+            )
             await self.advance(20)
             (problem,) = await lanes.health()
-            assert (problem.kind, problem.lane, problem.job) == ("stalled", "main", job.id)
-            assert "though nothing holds it" in str(problem)
+            assert (problem.kind, problem.lane, problem.job) == ("capacity", "main", job.id)
+            assert problem.advice == "raise the capacity of the workers, or start another"
+
+    async def test_the_verdict_says_of_how_many_lanes_it_does_not_speak(self) -> None:
+        if not self.virtual:
+            return
+        names = [f"lane {n}" for n in range(102)]
+        async with self.instance(lanes=dict.fromkeys(names, 1)) as lanes:
+            for name in names:
+                await lanes.pause_for(name, 500)
+                await lanes.submit("echo", lane=name)
+            found = await lanes.health()
+            assert (found, found.unseen) == ((), 2)
+            await self.advance(20)
+            look = lanes.root_causes
+
+            async def slowly(id: int) -> Any:
+                await self.advance(3)
+                return await look(id)
+
+            lanes.root_causes = slowly  # type: ignore[method-assign]
+            found = await lanes.health()
+            assert (found, found.unseen) == ((), 100)

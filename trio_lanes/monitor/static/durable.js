@@ -14,7 +14,7 @@ class Durable extends Panel {
   }
 
   /** @param {View} view */
-  #parts({ at, health, lanes, instances, locks, quotas, paused, dead, more_dead: more, totals, jobs }) {
+  #parts({ at, health, unseen, lanes, instances, locks, quotas, paused, dead, more_dead: more, totals, jobs }) {
     const names = [...new Set(instances.flatMap((one) => Object.keys(one.lanes)))].sort();
     const places = new Map(instances.map((one) => [one.id, `${one.host} ${one.pid}`]));
     const left = (/** @type {number | null} */ until, /** @type {string} */ before, after = "") => until === null ? "" : before + seconds(Math.max(0, until - at)) + after;
@@ -26,7 +26,7 @@ class Durable extends Panel {
     }), all > requests.length ? ` and ${all - requests.length} more` : ""];
     const waiting = (/** @type {{waiting: number, waiters: import("./types").Asked[]}} */ one) => one.waiting ? [`; ${one.waiting} waiting: `, ...asked(one.waiters, one.waiting)] : [];
     return [
-      verdict(health, "stored"),
+      verdict({ health, unseen }, "stored"),
       table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], Object.entries(lanes).map(([name, lane]) =>
         [name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
           `${lane.running} of ${limit(lane.concurrency)}`, `${lane.waiting}`, `${lane.parked}`, `${lane.dead}`])),

@@ -183,19 +183,20 @@ export function noted(notes) {
   return notes.toReversed().map((note) => h("li", { class: note.level }, h("time", {}, clock(note.wall)), " ", about(note), note.count > 1 ? ` (${note.count} times)` : ""));
 }
 
-/** What is wrong, each with what to do; or that nothing is. @param {import("./types").Problem[]} problems @param {string} kind of the jobs */
-export function verdict(problems, kind = "job") {
+/** What is wrong, each with what to do; or that nothing is. @param {{health: import("./types").Problem[], unseen: number}} looked @param {string} kind of the jobs */
+export function verdict({ health: problems, unseen }, kind = "job") {
   const where = (/** @type {import("./types").Problem} */ one) => one.job !== null ? to(kind, one.job, one.text) : kind === "job" && one.lane ? to("lane", one.lane, one.text) : one.text;
-  if (!problems.length) return h("p", { class: "good" }, "Healthy: nothing that was looked at is wrong.");
+  const more = unseen ? [` ${unseen} more lanes with waiting jobs were not looked at.`] : [];
+  if (!problems.length) return h("p", { class: "good" }, "Healthy: nothing that was looked at is wrong.", ...more);
   const some = problems.slice(0, 5).map((one) => h("li", { class: "error" }, where(one), h("small", {}, `What to do: ${one.advice}`)));
-  return h("ul", { class: "jobs" }, ...some, ...(problems.length > 5 ? [h("li", {}, `and ${problems.length - 5} more`)] : []));
+  return h("ul", { class: "jobs" }, ...some, ...(problems.length > 5 ? [h("li", {}, `and ${problems.length - 5} more`)] : []), ...more.map((text) => h("li", {}, text)));
 }
 
 class Health extends Panel {
   /** @param {Frame} frame */
-  set frame({ health, at }) {
-    this.fill([health.map(({ kind, lane, job }) => [kind, lane, job]), Math.round(at / 5)], () =>
-      [h("section", { class: health.length ? "card bad" : "card", "aria-label": "Health" }, verdict(health))]);
+  set frame({ health, unseen, at }) {
+    this.fill([health.map(({ kind, lane, job }) => [kind, lane, job]), unseen, Math.round(at / 5)], () =>
+      [h("section", { class: health.length ? "card bad" : "card", "aria-label": "Health" }, verdict({ health, unseen }))]);
   }
 }
 

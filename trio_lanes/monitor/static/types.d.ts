@@ -26,14 +26,14 @@ export type Totals = {active: number, waiting: number, sessions: number, abandon
   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
   finished: number, failed: number, cancelled: number, quantiles: number[] | null};
 export type Problem = {kind: string, lane: string, text: string, advice: string, job: number | null};
-export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], lanes: Row[],
+export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], unseen: number, lanes: Row[],
   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
   longest: {sessions: Numbers[], whole: boolean}, notes: Note[]};
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
   why: string | null, until: number | null, attempt: number, crashes: number,
   error: string | null, submitted_at: number};
 export type Asked = {job: number | null, instance: string, since: number};
-export type View = {at: number, error?: string, health: Problem[], totals: Record<string, number>, more_dead: number, jobs: Stored[],
+export type View = {at: number, error?: string, health: Problem[], unseen: number, totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: Record<string, {waiting: number, parked: number, running: number, dead: number,
   unhandled: number, concurrency: number | null, paused: boolean}>,
   instances: {id: string, host: string, pid: number, since: number, running: number, names: string[], lanes: Record<string, number>}[],
