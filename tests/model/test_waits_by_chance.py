@@ -20,7 +20,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.bodies import this_job
 from tests.support.chaos import examples
-from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, open_lanes
+from trio_lanes import Coalesce, Job, LaneConfig, LaneGroup, Lanes, RateLimit, open_lanes
 
 STEP = 0.25  # seconds
 CAUSES = {"concurrency": "slots", "reservation": "group"}
@@ -66,11 +66,19 @@ def drawn_setting(draw: random.Random) -> dict[str, Any]:
 
 
 def drawn_job(draw: random.Random) -> dict[str, Any]:
+    lane, session = draw.choice(LANES), draw.choice(SESSIONS)
+    coalesce = Coalesce(
+        (lane, session),
+        debounce=draw.choice([0, STEP, 4 * STEP]),
+        max_wait=draw.choice([math.inf, 6 * STEP]),
+    )
+    joins = draw.random() < 0.2
     return {
-        "lane": draw.choice(LANES),
-        "session": draw.choice(SESSIONS),
+        "lane": lane,
+        "session": session,
+        "coalesce": coalesce if joins else None,
         "priority": draw.choice([0, 0, 0, -1, 1]),
-        "delay": draw.choice([0, 0, 0, 0, STEP, 3 * STEP]),
+        "delay": 0 if joins else draw.choice([0, 0, 0, 0, STEP, 3 * STEP]),
         "cost": draw.choice([1, 1, 0, 2]),
         "queue_timeout": draw.choice([math.inf] * 5 + [3 * STEP, 8 * STEP]),
     }
@@ -101,7 +109,8 @@ class History:
                 job = lanes.submit_nowait(
                     body, what, draw.choice([1, 1, 2, 4]) * STEP, **drawn_job(draw)
                 )
-                self.jobs.append(job)
+                if job not in self.jobs:
+                    self.jobs.append(job)
             case 1:
                 draw.choice(self.jobs).cancel()
             case 2:

@@ -69,17 +69,18 @@ async def test_while_a_job_waits_further_submissions_of_its_key_get_its_handle(
     recorder = LaneRecorder()
     with Bodies() as bodies:
         async with open_lanes({"main": 1}, instruments=[recorder]) as lanes:
-            lanes.submit_nowait(bodies.note, "before")
+            lanes.submit_nowait(bodies.note, "before", name="0")
             first = lanes.submit_nowait(bodies.note, 0, coalesce=KEY)
-            after = lanes.submit_nowait(bodies.note, "after")
+            after = lanes.submit_nowait(bodies.note, "after", name="0")
             for number in range(1, 100):
-                assert lanes.submit_nowait(bodies.note, number, coalesce=KEY) is first
+                same = lanes.submit_nowait(bodies.note, number, name=str(number), coalesce=KEY)
+                assert same is first
             assert (first.submissions, after.submissions) == (100, 1)
             assert lanes.statistics().waiting == 2
             assert await first.wait() == 99
         assert bodies.names == ["before", 99, "after"]
     recorder.check()
-    assert len(recorder.finished) == 3
+    assert [record.name for record in recorder.finished] == ["0", "99", "0"]
 
 
 async def test_the_first_is_kept_if_that_is_asked_for(autojump_clock: MockClock) -> None:
@@ -685,8 +686,9 @@ async def test_a_failure_belongs_to_all_who_have_the_handle(
     assert caplog.record_tuples == []
 
 
+@pytest.mark.parametrize("first", [True, False])
 async def test_a_failure_leaves_the_lanes_if_one_submission_was_by_start_soon(
-    autojump_clock: MockClock,
+    autojump_clock: MockClock, first: bool
 ) -> None:
     async def fails() -> None:
         raise ValueError("boom")
@@ -694,8 +696,12 @@ async def test_a_failure_leaves_the_lanes_if_one_submission_was_by_start_soon(
     with pytest.raises(ExceptionGroup) as info:
         async with open_lanes({"main": 1}) as lanes:
             lanes.submit_nowait(trio.sleep, 1)
-            lanes.start_soon(no_op, coalesce=KEY)
-            lanes.submit_nowait(fails, coalesce=KEY)
+            if first:
+                lanes.start_soon(no_op, coalesce=KEY)
+                lanes.submit_nowait(fails, coalesce=KEY)
+            else:
+                lanes.submit_nowait(no_op, coalesce=KEY)
+                lanes.start_soon(fails, coalesce=KEY)
     assert [str(error) for error in info.value.exceptions] == ["boom"]
 
 
