@@ -283,7 +283,7 @@ FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
         suite("test_a_paused_lane_or_session_starts_nothing_until_resumed"),
         _replaced("_rules.claims:is_paused", _pause_ignored),
     ),
-    "a delayed job is due too early": (twins, _replaced(f"{TABLES}.parked_due", _due_too_early)),
+    "a delayed job is due too early": (twins, _replaced(f"{TABLES}.due", _due_too_early)),
     "a recorded cancellation is forgotten": (
         suite("test_a_cancelled_job_is_cancelled_by_a_crash_that_would_make_it_dead"),
         _replaced(f"{TABLES}.update", _skip_update("cancel")),

@@ -9,6 +9,7 @@ from ._contract.errors import BudgetSpentError as BudgetSpentError
 from ._contract.errors import DurableJobError as DurableJobError
 from ._contract.errors import EventGapError as EventGapError
 from ._contract.errors import JobDeadError as JobDeadError
+from ._contract.errors import JobExpiredError as JobExpiredError
 from ._contract.errors import JobTakenError as JobTakenError
 from ._contract.errors import LockLostError as LockLostError
 from ._contract.errors import ResultGoneError as ResultGoneError

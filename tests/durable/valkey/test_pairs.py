@@ -81,7 +81,7 @@ PYTHON_ONLY = {
     "claims": """
         is_paused size read first pop ready shares LaneTurn._suspect LaneTurn.put_passed
     """,
-    "engine": "digest open_as_worker once take_in record",
+    "engine": "digest open_as_worker once check_joined take_in record",
     "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """

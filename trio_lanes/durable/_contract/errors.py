@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+import trio
+
 from ... import JobCancelledError, LaneError
 
 
@@ -90,6 +92,21 @@ class JobTakenError(JobCancelledError):
     def __str__(self) -> str:
         why = "" if self.reason is None else f": {self.reason}"
         return f"job {self.by} of the same session has taken it{why}"
+
+
+class JobExpiredError(LaneError, trio.TooSlowError):
+    """No run of the job had begun by the time that its ``expires`` gave; it never begins.
+
+    Attributes:
+      id: the job's number.
+    """
+
+    def __init__(self, id: int) -> None:
+        self.id: Final = id
+        super().__init__(id)
+
+    def __str__(self) -> str:
+        return f"job {self.id} expired: no run of it had begun by the time of its expires"
 
 
 class ResultGoneError(LaneError, LookupError):

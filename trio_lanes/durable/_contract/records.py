@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, final
 
 import attrs
 
-from ... import RateLimit
+from ... import Coalesce, RateLimit
 from ..._config.exact import bucket_shape
 from ..._config.reasons import REASONS
 from .state import DurableState
@@ -53,6 +53,10 @@ class SubmittedJob:
     """Whether it begins anew if the job that has its key has ended without a result."""
     owner: str | None = None
     """For whom it takes turns in a fair lane; None: its session."""
+    expires: float | None = None
+    """Seconds from the acceptance after which it ends as EXPIRED, unless it was claimed before."""
+    coalesce: Coalesce | None = None
+    """Whose key is a text, and whose ``debounce`` is the ``delay``. It excludes a ``key``."""
 
 
 @final
@@ -260,7 +264,7 @@ class Step:
 @final
 @attrs.define(unsafe_hash=True)
 class Ended:
-    """The end of a job: SUCCEEDED, FAILED, CANCELLED, or DEAD."""
+    """The end of a job: SUCCEEDED, FAILED, CANCELLED, EXPIRED, or DEAD."""
 
     state: DurableState
     outcome: str
@@ -349,6 +353,8 @@ class DurableStatus:
     """Seconds that an attempt may run."""
     seen_at: float = attrs.field(default=0.0, eq=False)
     """When the store gave this answer, in its time."""
+    expires_at: float | None = None
+    """When the job ends as EXPIRED, as Unix time; None: never, or a run of it has begun."""
     texts: JobTexts | None = None
     """What the job carries; None unless it was asked for."""
 

@@ -4,6 +4,8 @@
 * Only a claim takes a job to RUNNING. The job leaves RUNNING under the fence of that claim: to an
   end, to PARKED (another attempt, later), or back to WAITING (the run was given back, or its
   instance has died).
+* A job that no claim has taken by the time of its ``expires`` becomes EXPIRED. After a claim it
+  never does.
 * The store keeps a DEAD job until a person requeues it (WAITING) or purges it.
 * The store forgets an ended job after ``result_ttl``. Until then a person can requeue or purge a
   FAILED job.
@@ -37,6 +39,8 @@ class DurableState(enum.Enum):
     """The attempts or crashes of the job are used up; it is kept until ``requeue`` or ``purge``."""
     CANCELLED = "cancelled"
     """The job was cancelled or cleared."""
+    EXPIRED = "expired"
+    """No run of the job had begun by the time that its ``expires`` gave."""
 
     # the members are singletons, so identity is enough; the hash of Enum is written in Python
     __hash__: Callable[[enum.Enum], int] = object.__hash__  # type: ignore[assignment]  # unbound
@@ -49,20 +53,22 @@ SUCCEEDED: Final = DurableState.SUCCEEDED
 FAILED: Final = DurableState.FAILED
 DEAD: Final = DurableState.DEAD
 CANCELLED: Final = DurableState.CANCELLED
+EXPIRED: Final = DurableState.EXPIRED
 
 TRANSITIONS: Final[Mapping[DurableState, frozenset[DurableState]]] = {
-    WAITING: frozenset({RUNNING, CANCELLED}),
-    PARKED: frozenset({WAITING, CANCELLED}),
+    WAITING: frozenset({RUNNING, CANCELLED, EXPIRED}),
+    PARKED: frozenset({WAITING, CANCELLED, EXPIRED}),
     RUNNING: frozenset({SUCCEEDED, FAILED, DEAD, CANCELLED, PARKED, WAITING}),
     DEAD: frozenset({WAITING}),
     SUCCEEDED: frozenset(),
     FAILED: frozenset({WAITING}),
     CANCELLED: frozenset(),
+    EXPIRED: frozenset(),
 }
 
-ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED})
+ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED, EXPIRED})
 """The states of jobs that the store forgets after ``result_ttl``."""
-WITHOUT_RESULT: Final = frozenset({FAILED, DEAD, CANCELLED})
+WITHOUT_RESULT: Final = frozenset({FAILED, DEAD, CANCELLED, EXPIRED})
 """The ends after which a submission with ``key_after="failure"`` begins anew."""
 DEAD_LETTERS: Final = frozenset({DEAD, FAILED})
 """The states of jobs that can be requeued or purged."""

@@ -13,7 +13,16 @@ from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
 
-from ... import Cause, LaneConfig, LaneGroup, Lanes, Problems, RateLimit, resolve_global_lane
+from ... import (
+    Cause,
+    Coalesce,
+    LaneConfig,
+    LaneGroup,
+    Lanes,
+    Problems,
+    RateLimit,
+    resolve_global_lane,
+)
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, is_template, session_key, template_of
 from .._contract.act import Act, new_ticket
@@ -44,7 +53,14 @@ from .._options.limits import (
 )
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
-from .._options.submission import Submission, checked_cost, checked_key_after, checked_priority
+from .._options.submission import (
+    Submission,
+    check_coalesce,
+    checked_cost,
+    checked_expires,
+    checked_key_after,
+    checked_priority,
+)
 from .._runs.job import DurableJob
 from .._runs.run import SendsHeaders
 from .._runs.worker import Handler
@@ -126,8 +142,10 @@ class DurableLanes(HasEnd):
         priority: int = 0,
         key: str | None = None,
         key_after: Literal["result_ttl", "failure"] = "result_ttl",
+        coalesce: Coalesce | None = None,
         delay: float = 0.0,
         run_at: float | None = None,
+        expires: float | None = None,
         timeout: float | None = math.inf,
         retry: RetryPolicy | None = None,
         cost: int | Mapping[str, int] = 1,
@@ -143,12 +161,21 @@ class DurableLanes(HasEnd):
           priority: -1, 0 or 1; chooses between sessions, never inside one.
           key: a unique key. While the store remembers a job with this key, submitting the key
             again returns the handle of that job.
-          key_after: what it does if that job has failed, is dead or was cancelled.
+          key_after: what it does if that job has failed, is dead, was cancelled or has expired.
             ``"result_ttl"``: the same. ``"failure"``: this submission begins anew, and the key is
             the new job's; the former job keeps its end, and a dead one is kept, without the key.
+          coalesce: while a job of its key waits, whichever instance submitted it, this submission
+            gives the handle of that job. ``keep="latest"`` replaces payload, priority, timeout,
+            retry, cost and expires; the job keeps its place and its owner. ``debounce`` is a delay,
+            which each further submission begins anew until the job has joined its session. A job
+            that was claimed once waits no more, also between attempts. Excludes ``key``, ``delay``
+            and ``run_at``; its key must be a string.
           delay: seconds after which the job joins the tail of its session.
           run_at: the Unix time at which it does, in place of ``delay``. If the
             clock is set later, a SQLite store follows it; see the page about durability.
+          expires: seconds from the acceptance, by the store's clock. If no run of the job has
+            begun by then, it never begins: its state is EXPIRED, and the next of its session goes
+            on. A worker notices it in time; without one, the next that comes does. None: never.
           timeout: seconds that an attempt may run; None: no timeout.
           retry: the job's own policy, except ``retry_on``, which is always the worker's.
           cost: what each start of the job, a retry included, takes from the rates of its lane and
@@ -162,7 +189,8 @@ class DurableLanes(HasEnd):
           PayloadError: if the payload is not JSON, or larger than the store's ``max_payload``.
           UnknownHandlerError: if this instance has handlers, but none of that name.
           UnknownLaneError, LaneFullError: if the lane does not exist, or has no room.
-          KeyConflictError: if the key's job has another name, session, lane or payload.
+          KeyConflictError: if the key's job has another name, session, lane or payload; or the
+            job that ``coalesce`` finds another name, session or lane.
           LanesClosedError: if these lanes are closed; a running handler may still submit.
         """
         checked = self._checked(
@@ -173,8 +201,10 @@ class DurableLanes(HasEnd):
             priority,
             key,
             key_after,
+            coalesce,
             delay,
             run_at,
+            expires,
             timeout,
             retry,
             cost,
@@ -204,8 +234,10 @@ class DurableLanes(HasEnd):
         priority: int,
         key: str | None,
         key_after: Literal["result_ttl", "failure"],
+        coalesce: Coalesce | None,
         delay: float,
         run_at: float | None,
+        expires: float | None,
         timeout: float | None,
         retry: RetryPolicy | None,
         cost: int | Mapping[str, int],
@@ -217,6 +249,9 @@ class DurableLanes(HasEnd):
             raise UnknownHandlerError(name, self._handlers)
         checked_priority(priority)
         delay = _check.finite_seconds("delay", delay)
+        if coalesce is not None:
+            check_coalesce(coalesce, key=key, delay=delay, run_at=run_at)
+            delay = coalesce.debounce
         if run_at is not None:
             if delay:
                 raise ValueError(
@@ -238,7 +273,11 @@ class DurableLanes(HasEnd):
             retry=None if retry is None else retry.to_json(),
             cost=checked_cost(cost),
             headers=self._headers() if self._senders else None,
-            key_after=checked_key_after(key_after, key),
+            key_after="result_ttl"
+            if key_after == "result_ttl"
+            else checked_key_after(key_after, key),
+            expires=None if expires is None else checked_expires(expires, delay),
+            coalesce=coalesce,
             owner=None if owner is None else checked_name("owner", owner),
         )
 

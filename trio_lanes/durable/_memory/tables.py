@@ -65,6 +65,10 @@ class MemoryTables(RemembersAnswers, Settings):
     def keyed(self, key: str) -> JobRecord | None:
         return next((job for job in self._jobs.values() if job.key == key), None)
 
+    def coalesced(self, key: str, *, begun: bool) -> JobRecord | None:
+        of = (job for job in self._jobs.values() if job.coalesce == key)
+        return next((job for job in of if (job.fence > 0) is begun), None)
+
     def next_number(self) -> int:
         self._number += 1
         return self._number
@@ -112,14 +116,19 @@ class MemoryTables(RemembersAnswers, Settings):
         ]
         return sorted(jobs, key=lambda job: (job.shelf, _ready(job)))
 
-    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+    def due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+        over: list[JobRecord] = []
+        for job in self._jobs.values() if session is None else ():
+            if job.expires is not None and job.expires <= now:
+                over.append(job)
         due = [
             job
             for job in self._in(PARKED)
             if _due(job) <= now
             and (session is None or (job.session == session and job.place is None))
         ]
-        return sorted(due, key=lambda job: (_due(job), job.id))[:limit]
+        over.sort(key=lambda job: (job.expires or 0.0, job.id))
+        return [*over, *sorted(due, key=lambda job: (_due(job), job.id))][:limit]
 
     def forget_due(self, now: float, limit: int) -> int:
         due = [job for job in self._in(*ENDED) if _due(job) <= now]
@@ -129,7 +138,8 @@ class MemoryTables(RemembersAnswers, Settings):
 
     def next_due(self) -> float | None:
         pauses = (until for until in self.of(PAUSES).values() if until < float("inf"))
-        return min((*map(_due, self._in(PARKED)), *pauses), default=None)
+        expiring = (job.expires for job in self._jobs.values() if job.expires is not None)
+        return min((*map(_due, self._in(PARKED)), *expiring, *pauses), default=None)
 
     def next_over(self) -> float | None:
         return min(map(_due, self._in(*ENDED)), default=None)

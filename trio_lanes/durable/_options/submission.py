@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, final
 
 import attrs
 
+from ... import Coalesce
 from ..._config import check as _check
 from ..._limits.rate import REQUESTS
 from .._contract.records import SubmittedJob
@@ -33,8 +34,10 @@ class Submission:
     priority: int = 0
     key: str | None = None
     key_after: Literal["result_ttl", "failure"] = "result_ttl"
+    coalesce: Coalesce | None = None
     delay: float = 0.0
     run_at: float | None = None
+    expires: float | None = None
     timeout: float = attrs.field(default=math.inf, converter=_check.or_inf)
     retry: RetryPolicy | None = None
     cost: int | Mapping[str, int] = 1
@@ -55,6 +58,28 @@ def checked_key_after(key_after: Any, key: str | None) -> Literal["result_ttl", 
     if key is None and key_after == "failure":
         raise ValueError("key_after='failure' needs a key, got key=None")
     return key_after  # type: ignore[no-any-return]  # it is one of the two
+
+
+def check_coalesce(coalesce: Any, **excluded: Any) -> None:
+    """Check that a store can keep a ``coalesce``, and that no option that it excludes is given.
+
+    Raises:
+      TypeError: if it is no `Coalesce`, or its key is no text.
+      ValueError: if another option is given that it excludes, or the key is no name.
+    """
+    if not isinstance(coalesce, Coalesce):
+        raise TypeError(f"coalesce must be a Coalesce or None, not {coalesce!r}")
+    checked_name("the key of coalesce", coalesce.key)
+    for option, value in excluded.items():
+        if value:
+            raise ValueError(f"{option} and coalesce exclude each other, got {value!r}")
+
+
+def checked_expires(expires: Any, delay: float) -> float | None:
+    """Return after how many seconds a job expires; raise an error if it could never begin."""
+    if expires is not None and _check.finite_seconds("expires", expires) <= delay:
+        raise ValueError(f"expires must be longer than the delay of {delay!r} s, got {expires!r}")
+    return expires  # type: ignore[no-any-return]  # finite_seconds() has checked it
 
 
 def checked_cost(cost: Any) -> Mapping[str, int] | None:
@@ -98,3 +123,4 @@ def check_submitted(job: SubmittedJob) -> None:
         RetryPolicy().with_json(job.retry)
     checked_cost(job.cost)
     checked_key_after(job.key_after, job.key)
+    checked_expires(job.expires, job.delay)

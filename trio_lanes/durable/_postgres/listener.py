@@ -102,7 +102,8 @@ class Listener:
                 " WHERE listeners.until < excluded.until - %s),"
                 " gone AS (DELETE FROM main.listeners WHERE until < main.server_time())"
                 " SELECT notices, EXISTS (SELECT FROM main.submissions) OR EXISTS ("
-                "SELECT FROM main.jobs WHERE state IN ('succeeded', 'failed', 'cancelled')"
+                "SELECT FROM main.jobs"
+                " WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired')"
                 " AND due <= (SELECT main.store_time())) FROM main.meta"
             ),
             (self._me, REGISTERED_FOR, REGISTERED_FOR / 3),

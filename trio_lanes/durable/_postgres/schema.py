@@ -162,7 +162,10 @@ CREATE INDEX jobs_ready ON jobs (md5(lane), priority, md5(name), md5(ring), read
 CREATE INDEX jobs_party ON jobs (md5(lane), priority, md5(party), shelf, md5(name), ready)
     WHERE party IS NOT NULL;
 CREATE INDEX jobs_parked ON jobs (due, id) WHERE state = 'parked';
-CREATE INDEX jobs_ended ON jobs (due) WHERE state IN ('succeeded', 'failed', 'cancelled');
+CREATE INDEX jobs_expires ON jobs (expires) WHERE expires IS NOT NULL;
+CREATE INDEX jobs_coalesce ON jobs (md5(coalesce)) WHERE coalesce IS NOT NULL;
+CREATE INDEX jobs_ended ON jobs (due)
+    WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired');
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_name ON jobs (md5(name), id);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;

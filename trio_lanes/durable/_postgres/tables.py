@@ -72,7 +72,8 @@ _FOLLOW: Final = (
 )
 _FORGET: Final = (
     "DELETE FROM main.jobs WHERE id IN (SELECT id FROM main.jobs"
-    " WHERE state IN ('succeeded', 'failed', 'cancelled') AND due <= %s ORDER BY due LIMIT %s)"
+    " WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired') AND due <= %s"
+    " ORDER BY due LIMIT %s)"
 )
 _PUT_ANSWERS: Final = Many(
     "INSERT INTO main.answers SELECT v.ticket, v.until, v.data FROM v"

@@ -194,6 +194,8 @@ class Claims:
 
     def _claim(self, job: JobRecord, instance: str) -> Claim:
         queues = self._queues
+        if job.expires is not None:
+            queues.tables.update(job, expires=None)
         fence = queues.tables.next_number()
         queues.advance(
             job,

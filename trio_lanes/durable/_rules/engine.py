@@ -72,13 +72,14 @@ from .._contract.state import (
     CANCELLED,
     DEAD,
     ENDED,
+    EXPIRED,
     FAILED,
     PARKED,
     SUCCEEDED,
     WAITING,
     WITHOUT_RESULT,
 )
-from . import lines
+from . import fair, lines
 from .affinity import note_home
 from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
@@ -253,6 +254,7 @@ class Engine(Queues):
         lanes = self.tables.of(LIMITS)
         fresh: dict[str, int] = {}  # of this batch, by lane
         keyed: dict[str, SubmittedJob] = {}  # of this batch
+        coalesced: dict[str, SubmittedJob] = {}  # of this batch
         for item in batch:
             limit = limit_of(lanes, item.lane)
             if limit is None:
@@ -266,10 +268,11 @@ class Engine(Queues):
                     _compare(item, known)
                     continue
                 keyed[item.key] = item
+            joins = item.coalesce is not None and self._check_joined(item, coalesced)
             if item.cost is not None:
                 Budget(self.tables, self.now).check_units(item.lane, item.cost)
             most = limit.max_waiting
-            if most != math.inf:
+            if most != math.inf and not joins:
                 fresh[item.lane] = fresh.get(item.lane, 0) + 1
                 bound = self.tables.counts().bound.get(item.lane, 0)
                 if bound + fresh[item.lane] > most:
@@ -284,14 +287,25 @@ class Engine(Queues):
             if known is not None and self.is_over(known):
                 self.tables.delete(known)
             elif known is not None:
+                if self.is_expired(known):
+                    self.end(known, EXPIRED, "{}")
                 self.tables.update(known, key=None)
+        if item.coalesce is not None:
+            joined = self._job_to_join(item)
+            if joined is not None:
+                if not joined.fence:
+                    self._join_job(joined, item)
+                return joined.id
+            over = self.tables.coalesced(str(item.coalesce.key), begun=False)
+            if over is not None:
+                self.end(over, EXPIRED, "{}")
         job = _record(item, self.now)
         if job.session is not None and job.state is WAITING:
             self.promote_session(job.session)
         job.id = self.tables.next_number()
         if job.state is WAITING:
             self.append(job)
-        else:
+        if job.state is PARKED or job.expires is not None:
             self.look = True  # the worker may be sleeping until a later time
         self.tables.insert(job)
         self.accepted.append(job.id)
@@ -299,8 +313,54 @@ class Engine(Queues):
 
     def _gives_key_up(self, known: JobRecord, item: SubmittedJob) -> bool:
         """Whether a job leaves its key to a further submission, which begins anew."""
-        anew = item.key_after == "failure" and known.state in WITHOUT_RESULT
-        return anew or self.is_over(known)
+        if item.key_after == "failure" and (
+            known.state in WITHOUT_RESULT or self.is_expired(known)
+        ):
+            return True
+        return self.is_over(known)
+
+    def _check_joined(self, item: SubmittedJob, of_batch: dict[str, SubmittedJob]) -> bool:
+        """Whether a submission joins a job, of the store or of this batch, with which it agrees."""
+        assert item.coalesce is not None
+        key = str(item.coalesce.key)
+        first = of_batch.get(key)
+        known = self._job_to_join(item) if first is None else _record(first, self.now)
+        if known is None:
+            of_batch[key] = item
+        else:
+            _compare(item, known)
+        return known is not None
+
+    def _job_to_join(self, item: SubmittedJob) -> JobRecord | None:
+        """Return the job that a submission with ``coalesce`` joins; None: it becomes a job."""
+        assert item.coalesce is not None
+        key = str(item.coalesce.key)
+        waiting = self.tables.coalesced(key, begun=False)
+        if waiting is not None and not self.is_expired(waiting):
+            return waiting
+        drops = item.coalesce.while_running == "drop"
+        return self.tables.coalesced(key, begun=True) if drops else None
+
+    def _join_job(self, job: JobRecord, item: SubmittedJob) -> None:
+        """Let a job that waits stand for a further submission, too."""
+        assert item.coalesce is not None
+        changes: dict[str, object] = {}
+        if item.coalesce.keep == "latest":
+            newest = _record(item, self.now)
+            for field in ("payload", "timeout", "retry", "cost", "headers", "expires", "priority"):
+                changes[field] = getattr(newest, field)
+            if job.priority != item.priority and job.ready is not None:
+                if job.party is not None:
+                    fair.leave(self.tables, job, claimed=False)
+                self.tables.update(job, priority=item.priority, ready=None)
+                self._set_ready(job)  # behind its new equals, as with a new priority in the core
+                changes |= {"ready": job.ready, "shelf": job.shelf}
+        if job.state is PARKED:
+            until = min(self.now + item.delay, job.submitted_at + item.coalesce.max_wait)
+            changes["due"] = max(self.now, until)
+        if changes:
+            self.tables.update(job, **changes)
+        self.look = True  # it may start earlier than a worker knows
 
     def take_in(self, item: SubmittedJob, due: float, refused: Exception | None = None) -> None:
         """Accept a job that its submitter has committed already, so that nothing refuses it.
@@ -321,7 +381,7 @@ class Engine(Queues):
         if refused is None:
             self._accept(attrs.evolve(item, delay=max(0.0, due - self.now)))
             return
-        job = _record(attrs.evolve(item, key=None, delay=0.0), self.now)
+        job = _record(attrs.evolve(item, key=None, delay=0.0, expires=None), self.now)
         job.id = self.tables.next_number()
         job.state = DEAD
         job.error = type(refused).__name__
@@ -339,11 +399,12 @@ class Engine(Queues):
         if last is not None and number <= last.number:
             return self._step_again(instance, number, last)
         stale = tuple(finish.fence for finish in finished if not self._finish(finish))
-        self.promote()
+        none_expired = self.promote()
         self.tables.forget_due(self.now, MAX_FORGOTTEN)
         self._forget_lanes()
         after = self.tables.last_number()
-        claims = self._claims.take(instance, room)
+        # what has expired never starts: with very many due jobs, the next steps claim
+        claims = self._claims.take(instance, room if none_expired else 0)
         self.tables.put_last_step(instance, LastStep(number, after, stale, room - len(claims)))
         closes = last is not None and last.room > room == 0  # what was left to it is free
         # this instance has seen what the transaction has changed, but another may use it
@@ -423,16 +484,21 @@ def _record(item: SubmittedJob, now: float) -> JobRecord:
     )
     if item.delay > 0:
         job.state, job.due, job.why = PARKED, now + item.delay, "delay"
+    if item.expires is not None:
+        job.expires = now + item.expires
+    if item.coalesce is not None:
+        job.coalesce = str(item.coalesce.key)
     return job
 
 
 def _compare(item: SubmittedJob, known: JobRecord) -> None:
-    assert item.key is not None
+    key = item.key if item.coalesce is None else str(item.coalesce.key)
+    assert key is not None
     for field, same in (
         ("name", item.name == known.name),
         ("session", item.session == known.session),
         ("lane", item.lane == known.lane),
-        ("payload", known.digest == digest(item.payload)),
+        ("payload", item.key is None or known.digest == digest(item.payload)),
     ):
         if not same:
-            raise KeyConflictError(item.key, known.id, field)
+            raise KeyConflictError(key, known.id, field)

@@ -72,6 +72,10 @@ class JobRecord:
     """The number of the last message to the job."""
     emitted: int = 0
     """The number of the job's last event."""
+    expires: float | None = None
+    """When the job ends as EXPIRED; None: never, or it was claimed, or has ended."""
+    coalesce: str | None = None
+    """The key of its `Coalesce`, until the job has ended or is dead."""
     history: str = ""
     """The last runs; see `history`."""
     party: str | None = None

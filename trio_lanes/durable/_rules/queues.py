@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
 from .._contract.records import Ended, Opening, Postponed, StoreRules
@@ -20,6 +20,7 @@ from .._contract.state import (
     CANCELLED,
     DEAD,
     ENDED,
+    EXPIRED,
     FAILED,
     PARKED,
     RUNNING,
@@ -155,6 +156,10 @@ class Queues:
             changes["history"] = ended(job.history, state._value_, self.now, failure)
         else:
             changes["ready"] = changes["why"] = None
+            if job.expires is not None:
+                changes["expires"] = None
+        if job.coalesce is not None:
+            changes["coalesce"] = None
         if job.place is not None:
             changes["place"] = None
         self.advance(
@@ -180,6 +185,7 @@ class Queues:
             place=job.place if held else None,
             outcome=error,
             error=error_type(error),
+            coalesce=None,
         )
         self.news.append((job.id, Ended(DEAD, error)))
         self.list_next_head(job.session)
@@ -268,20 +274,24 @@ class Queues:
 
     # ---- time
 
-    def promote(self) -> None:
-        """Queue the parked jobs that are due, and end the pauses that are over."""
-        if due := self.tables.parked_due(self.now, MAX_PROMOTED):
+    def promote(self) -> bool:
+        """Queue the parked jobs that are due; end the jobs that have expired, and pauses.
+
+        Return whether these jobs were all.
+        """
+        if due := self.tables.due(self.now, MAX_PROMOTED):
             self._promote(due)
         for session, until in [*self.tables.of(PAUSES).items()]:
             if until <= self.now:
                 self.resume_session(session)
+        return len(due) < MAX_PROMOTED
 
     def promote_session(self, session: str) -> None:
         """Queue the due jobs of a session, before another job joins the queue.
 
         Without it, the other job would overtake a job that fell due while no worker took a step.
         """
-        while due := self.tables.parked_due(self.now, MAX_PROMOTED, session):
+        while due := self.tables.due(self.now, MAX_PROMOTED, session):
             self._promote(due)
 
     def promote_one(self, job: JobRecord) -> None:
@@ -291,8 +301,13 @@ class Queues:
         if job.state is PARKED:  # else it was due
             self._promote([job])
 
-    def _promote(self, due: Iterable[JobRecord]) -> None:
+    def _promote(self, due: Collection[JobRecord]) -> None:
         for job in due:
+            if self.is_expired(job):
+                self.end(job, EXPIRED, "{}")
+        for job in due:
+            if job.state is not PARKED:
+                continue
             if job.place is None:
                 self.append(job)
             else:
@@ -339,6 +354,10 @@ class Queues:
     def is_over(self, job: JobRecord) -> bool:
         """Whether ``result_ttl`` of an ended job is over; the next step deletes it."""
         return job.state in ENDED and job.due is not None and job.due <= self.now
+
+    def is_expired(self, job: JobRecord) -> bool:
+        """Whether the time for a job to begin is over; the next step ends it."""
+        return job.expires is not None and job.expires <= self.now
 
     def known(self, id: int) -> JobRecord | None:
         """Return a job, unless its ``result_ttl`` is over."""

@@ -93,6 +93,9 @@ class Tables(Protocol):
     def delete(self, job: JobRecord) -> None: ...
     def get(self, id: int) -> JobRecord | None: ...
     def keyed(self, key: str) -> JobRecord | None: ...
+    def coalesced(self, key: str, *, begun: bool) -> JobRecord | None:
+        """Return the first job whose ``coalesce`` is a key, and that was claimed, or was not."""
+
     def next_number(self) -> int:
         """Return a number greater than all before: for ids, places, ready lists and fences."""
 
@@ -125,15 +128,16 @@ class Tables(Protocol):
         """
 
     # ---- times
-    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
-        """Return the parked jobs that are due, in order of that time.
+    def due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+        """Return the jobs that have expired, then the parked jobs that are due, by these times.
 
-        With a ``session``, only its jobs that have no place in its queue.
+        A job may be among both. With a ``session``, only its parked jobs that are due and have no
+        place in its queue.
         """
 
     def forget_due(self, now: float, limit: int) -> int: ...
     def next_due(self) -> float | None:
-        """Return when the next parked job or the end of a pause is due."""
+        """Return when the next parked job or the end of a pause is due, or a job expires."""
 
     def next_over(self) -> float | None:
         """Return when the next ended job is to be forgotten, as far as it is known."""

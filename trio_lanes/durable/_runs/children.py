@@ -15,7 +15,7 @@ from outcome import Error, Outcome, Value
 
 from ... import JobCancelledError
 from ..._config.names import session_key
-from .._contract.errors import DurableJobError, ResultGoneError
+from .._contract.errors import DurableJobError, JobExpiredError, ResultGoneError
 from .._options.names import checked_name
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Children:
         end: Outcome[Any]
         try:
             end = Value(await job.wait())
-        except (DurableJobError, JobCancelledError, ResultGoneError) as error:
+        except (DurableJobError, JobCancelledError, JobExpiredError, ResultGoneError) as error:
             end = Error(error)
         self._ends[job.id] = end
         self._count(1, 0)

@@ -14,12 +14,13 @@ from .._contract.errors import (
     DurableJobError,
     EventGapError,
     JobDeadError,
+    JobExpiredError,
     JobTakenError,
     ResultGoneError,
 )
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
-from .._contract.state import CANCELLED, DEAD, SUCCEEDED
+from .._contract.state import CANCELLED, DEAD, EXPIRED, SUCCEEDED
 from .._options.json_text import decode
 from ..acts.inspection import StatusOf
 from .deadlock import wait_inside
@@ -64,6 +65,7 @@ class DurableJob:
           DurableJobError: if the job failed; `JobDeadError` if its attempts or crashes are used up.
           JobCancelledError: if the job was cancelled; `LaneClearedError` if it was cleared;
             `JobTakenError` if another job of its session has taken it.
+          JobExpiredError: if no run of it had begun by the time of its ``expires``.
           ResultGoneError: if the store does not know the job.
         """
         run = current_job()
@@ -77,7 +79,7 @@ class DurableJob:
             return decode(ended.outcome)
         data, cause = self._cause or ("", None)
         # the exception is the cause only if no other instance has run the job since
-        raise _error(ended) from (cause if data == ended.outcome else None)
+        raise _error(self.id, ended) from (cause if data == ended.outcome else None)
 
     def events(self, after: int = 0) -> AsyncIterator[tuple[int, Any]]:
         """Return an async iterator of (number, event): what the job's runs say by `emit`.
@@ -149,7 +151,9 @@ class _Events:
         return self._after, decode(text)
 
 
-def _error(ended: Ended) -> DurableJobError | JobCancelledError:
+def _error(id: int, ended: Ended) -> DurableJobError | JobCancelledError | JobExpiredError:
+    if ended.state is EXPIRED:
+        return JobExpiredError(id)
     data = decode(ended.outcome)
     if ended.state is CANCELLED:
         if "by" in data:

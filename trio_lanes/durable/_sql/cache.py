@@ -52,7 +52,8 @@ class Cache:
       runs: the running jobs.
       counts: how many jobs there are, by lane, state and handler's name. Call `count` before.
       uncounted: {the same: the difference of this number from that in the table}. The same holds.
-      parked_until: the first time at which a parked job is due, or an earlier one.
+      parked_until: the first time at which a parked job is due or a job expires, or an earlier
+        one.
       kept_until: the first time at which an ended job is forgotten, or an earlier one.
     """
 
@@ -77,6 +78,8 @@ class Cache:
         """Record that some fields of a job have changed, which was in the state ``before``."""
         if "state" in changes:
             self._moved(job, before, job.state)
+            self._changed_due(job)
+        elif job.state is PARKED or "expires" in changes:
             self._changed_due(job)
         if self.runs is not None:
             if job.state is RUNNING:
@@ -115,6 +118,8 @@ class Cache:
 
     def _changed_due(self, job: JobRecord) -> None:
         """Record that a job may be due at another time."""
+        if job.expires is not None and self.parked_until is not None:
+            self.parked_until = min(self.parked_until, job.expires)
         if job.due is None:
             return
         if job.state is PARKED and self.parked_until is not None:

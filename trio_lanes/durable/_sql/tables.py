@@ -40,7 +40,11 @@ LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNT
 SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR crashed_with > 0)"
 """The runs of which `Running` needs the records."""
 COUNTS: Final = "SELECT lane, state, name, n FROM main.counts WHERE n <> 0"
-DUE: Final = "SELECT min(due) FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
+DUE: Final = (
+    "SELECT min(due) FROM"
+    " (SELECT min(due) AS due FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
+    " UNION ALL SELECT min(expires) FROM main.jobs WHERE expires IS NOT NULL) AS times"
+)
 _ADD_COUNTS: Final = Many(
     "INSERT INTO main.counts AS c SELECT v.lane, v.state, v.name, v.n FROM v WHERE true"
     " ON CONFLICT ([lane], state, [name]) DO UPDATE SET n = c.n + excluded.n",
@@ -133,6 +137,11 @@ class SqlTables(SmallTables):
     def keyed(self, key: str) -> JobRecord | None:
         return self._rows.keyed(key)
 
+    def coalesced(self, key: str, *, begun: bool) -> JobRecord | None:
+        self._rows.flush()
+        where = f"[coalesce] = :key AND fence {'>' if begun else '='} 0 ORDER BY id LIMIT 1"
+        return next(iter(self._rows.select(where, {"key": key})), None)
+
     def next_number(self) -> int:
         self._number += 1
         return self._number
@@ -218,11 +227,11 @@ class SqlTables(SmallTables):
 
     # ---- times
 
-    def parked_due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
+    def due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         if self._parked_until() > now:
             return []
         self._rows.flush()
-        of = {"session": session, "now": now, "limit": limit}
+        of: dict[str, Any] = {"session": session, "now": now, "limit": limit}
         if session is not None:
             return self._rows.select(
                 "[session] = :session AND state = 'parked' AND place IS NULL AND due <= :now"
@@ -230,7 +239,9 @@ class SqlTables(SmallTables):
                 of,
             )
         self._cache.parked_until = None
-        return self._rows.select(
+        over = self._rows.select("expires <= :now ORDER BY expires, id LIMIT :limit", of)
+        of["limit"] = limit - len(over)
+        return over + self._rows.select(
             "state = 'parked' AND due <= :now ORDER BY due, id LIMIT :limit", of
         )
 

@@ -78,6 +78,8 @@ CREATE INDEX jobs_ready ON jobs (lane, priority, name, ring, ready)
 CREATE INDEX jobs_party ON jobs (lane, priority, party, shelf, name, ready)
     WHERE party IS NOT NULL;
 CREATE INDEX jobs_due ON jobs (state, due) WHERE due IS NOT NULL;
+CREATE INDEX jobs_expires ON jobs (expires) WHERE expires IS NOT NULL;
+CREATE INDEX jobs_coalesce ON jobs (coalesce) WHERE coalesce IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (session) WHERE state = 'parked' AND place IS NULL;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
 CREATE INDEX jobs_name ON jobs (name);

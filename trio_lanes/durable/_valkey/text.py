@@ -119,6 +119,14 @@ def _more(job: SubmittedJob) -> str:
         more["anew"] = True
     if job.owner is not None:
         more["owner"] = job.owner
+    if job.expires is not None:
+        more["expires"] = _whole(job.expires)
+    if job.coalesce is not None:
+        asked = job.coalesce
+        more["coalesce"] = asked.key
+        more["latest"], more["drops"] = asked.keep == "latest", asked.while_running == "drop"
+        if asked.max_wait != math.inf:
+            more["max_wait"] = _whole(asked.max_wait)
     return to_json(more) if more else ""
 
 

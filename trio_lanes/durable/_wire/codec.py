@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from ... import LaneError, LaneFullError, RateLimit, UnknownLaneError
+from ... import Coalesce, LaneError, LaneFullError, RateLimit, UnknownLaneError
 from .. import acts
 from .._contract import records
 from .._contract.errors import (
@@ -30,7 +30,7 @@ from .._rules.tables import LastStep
 
 _RECORDS: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (*vars(records).values(), RateLimit, LastStep, *acts.VERBS.values())
+    for kind in (*vars(records).values(), Coalesce, RateLimit, LastStep, *acts.VERBS.values())
     if isinstance(kind, type) and attrs.has(kind)
 }
 """All that a message can name."""

@@ -240,6 +240,7 @@ def status_from(
         waits=waits_of(job.submitted_at, runs, due, why, until),
         timeout=job.timeout,
         seen_at=now,
+        expires_at=job.expires,
     )
 
 

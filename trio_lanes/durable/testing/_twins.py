@@ -19,7 +19,7 @@ import attrs
 import trio
 import trio.testing
 
-from ... import LaneError, RateLimit
+from ... import Coalesce, LaneError, RateLimit
 from .. import (
     Cancelled,
     Died,
@@ -100,9 +100,17 @@ LETTER_STATES: Final = (
     frozenset({DurableState.DEAD, DurableState.FAILED}),
     frozenset({DurableState.FAILED}),
 )
-TIME_FIELDS: Final = frozenset({"until", "submitted_at", "started_at", "ended_at", "due_at"})
+TIME_FIELDS: Final = frozenset(
+    {"until", "submitted_at", "started_at", "ended_at", "due_at", "expires_at"}
+)
 HIDDEN: Final = frozenset({"seen_at", "age", "next_due"})
 """Fields that two stores need not have in common; the last is a hint, and may be early."""
+COALESCED: Final = (
+    Coalesce("a"),
+    Coalesce("a", keep="first", while_running="drop"),
+    Coalesce("b", debounce=3.0, max_wait=5.0),
+    Coalesce("b", keep="first", debounce=1.0),
+)
 OF_RUN: Final = frozenset({"lend", "regain", "checkpoint", "emit", "take", "finish"})
 OF_REQUEST: Final = frozenset({"release", "served"})
 PLAYS: Final = (
@@ -411,7 +419,7 @@ class _TwinLife:
         costs: tuple[Mapping[str, int] | None, ...] = (None, {"requests": 2})
         if lane in ("rated", "tenant:a", "tenant:b"):
             costs = (*costs, {"requests": 0, "tokens": 3})
-        return SubmittedJob(
+        job = SubmittedJob(
             name=chance.choice(("echo", "echo", "other", "unknown")),
             payload=str(chance.randrange(3)),
             session=chance.choice((None, "a", "b", "c")),
@@ -420,9 +428,16 @@ class _TwinLife:
             key=chance.choice((None, None, None, "k1", "k2")),
             key_after=chance.choice(("result_ttl", "failure")),
             delay=chance.choice((0.0, 0.0, 0.0, 3.0)),
+            expires=chance.choice((None, None, None, 4.0, 40.0)),
             cost=chance.choice(costs),
             owner=chance.choice((None, None, "o1", "o2", "a")),
         )
+        coalesce = chance.choice((*(None,) * 6, *COALESCED))
+        if coalesce is None:
+            return job
+        if chance.random() < 0.8:  # so that it agrees with the job that it joins
+            job = attrs.evolve(job, name="echo", session=str(coalesce.key), lane="main")
+        return attrs.evolve(job, key=None, delay=coalesce.debounce, coalesce=coalesce)
 
     async def _submit(self, batch: Sequence[SubmittedJob] = ()) -> None:
         batch = batch or [self._submission() for _ in range(self.chance.randrange(1, 4))]

@@ -164,7 +164,7 @@ function Claims.claim(job, instance, info)
   if job.party then
     fair.leave(job, true)
   end
-  job.state, job.ready, job.instance, job.lent = 'running', nil, instance, nil
+  job.state, job.ready, job.instance, job.lent, job.expires = 'running', nil, instance, nil, nil
   job.fence = next_number()
   begun(job, info)
   put(job)

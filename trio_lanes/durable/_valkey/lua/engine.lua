@@ -10,7 +10,7 @@ local FORGET_LANES_EVERY = 60 * SECOND
 
 -- Functions that are called before the place that they have in engine.py, too.
 local reap, forgive, remove_instance, drop_instance, accept, forget_lanes, step_again, cancels, finish
-local gives_key_up, compare
+local gives_key_up, job_to_join, join_job, compare
 
 local NO_MORE = {}
 
@@ -174,7 +174,7 @@ local function read_item(arguments, at)
 end
 
 local function refusal(items)
-  local keyed_here, fresh = {}, {}
+  local keyed_here, coalesced_here, fresh = {}, {}, {}
   for _, item in ipairs(items) do
     local lane = limit_of(item.lane)
     if not lane then
@@ -184,20 +184,26 @@ local function refusal(items)
     if same and same.id and gives_key_up(same, item) then
       same = nil
     end
-    if same then
-      local differs = compare(item, same)
-      if differs then
-        return differs
+    local key = item.more.coalesce
+    if key then
+      same = coalesced_here[key] or job_to_join(item)
+    end
+    local differs = same and compare(item, same)
+    if differs then
+      return differs
+    end
+    if item.cost and (key or not same) then
+      local unit, counted = Budget.new():check_units(item.lane, item.cost)
+      if unit then
+        return { 1, 'unit', unit, item.lane, unpack(counted) }
       end
-    else
+    end
+    if not same then
       if item.key then
         keyed_here[item.key] = item
       end
-      if item.cost then
-        local unit, counted = Budget.new():check_units(item.lane, item.cost)
-        if unit then
-          return { 1, 'unit', unit, item.lane, unpack(counted) }
-        end
+      if key then
+        coalesced_here[key] = item
       end
       if lane.max_waiting < huge then
         fresh[item.lane] = (fresh[item.lane] or 0) + 1
@@ -233,18 +239,38 @@ function accept(item)
   if item.key then
     local same = keyed(item.key)
     if same and not gives_key_up(same, item) then
+      tell(CHANNEL, same.id)  -- that it asks for the end of this job: another client may have submitted it
       return same.id
     elseif same and is_over(same) then
       forget(same)
     elseif same then
+      if is_expired(same) then
+        end_job(same, 'expired', '{}')
+      end
       same.key = nil
       put(same)
+    end
+  end
+  local key = item.more.coalesce
+  if key then
+    local joined = job_to_join(item)
+    if joined then
+      if not joined.fence then
+        join_job(joined, item)
+      end
+      tell(CHANNEL, joined.id)
+      return joined.id
+    end
+    local over = coalesced(key, false)
+    if over then
+      end_job(over, 'expired', '{}')
     end
   end
   local job = {
     name = item.name, lane = item.lane, session = item.session, priority = item.priority,
     key = item.key, digest = item.digest, submitted_at = now, submitter = CHANNEL,
-    state = 'waiting', cost = item.cost, owner = item.more.owner, rest = item.rest ~= '' and item.rest or nil,
+    coalesce = key, state = 'waiting', cost = item.cost, owner = item.more.owner,
+    rest = item.rest ~= '' and item.rest or nil,
   }
   if item.delay > 0 then
     job.state, job.due, job.why = 'parked', now + item.delay, 'delay'
@@ -252,10 +278,12 @@ function accept(item)
   elseif job.session then
     promote_session(job.session)
   end
+  job.expires = item.more.expires and now + item.more.expires
   job.id = int(next_number())
   if job.state == 'waiting' then
     append(job)
-  else
+  end
+  if job.state == 'parked' or job.expires then
     SOON = true  -- a worker may be sleeping until a later time
   end
   insert(job, item.payload)
@@ -264,7 +292,42 @@ end
 
 -- Whether a job leaves its key to a further submission, which begins anew.
 function gives_key_up(job, item)
-  return item.more.anew and WITHOUT_RESULT[job.state] or is_over(job)
+  return item.more.anew and (WITHOUT_RESULT[job.state] or is_expired(job)) or is_over(job)
+end
+
+-- The job that a submission with a key to coalesce joins; nil: it becomes a job.
+function job_to_join(item)
+  local waiting = coalesced(item.more.coalesce, false)
+  if waiting and not is_expired(waiting) then
+    return waiting
+  end
+  return item.more.drops and coalesced(item.more.coalesce, true) or nil
+end
+
+-- Let a job that waits stand for a further submission, too.
+function join_job(job, item)
+  if item.more.latest then
+    put_text(ROOT .. 'p:' .. job.id, item.payload)
+    PAYLOADS[job.id] = nil
+    job.cost, job.rest = item.cost, item.rest ~= '' and item.rest or nil
+    job.expires = item.more.expires and now + item.more.expires
+    if job.priority ~= item.priority then
+      local ready = job.ready
+      if job.party then
+        fair.leave(job, false)
+      end
+      job.priority, job.ready = item.priority, nil
+      if ready then
+        set_ready(job)
+      end
+    end
+  end
+  if job.state == 'parked' then
+    local most = job.submitted_at + (item.more.max_wait or huge)
+    job.due = math.max(now, math.min(now + item.delay, most))
+  end
+  put(job)
+  LOOK, SOON = true, true  -- it may start earlier than a worker knows
 end
 
 -- Arguments: the instance, the step's number, the room, whether it was asked before the last had its
@@ -298,7 +361,8 @@ function WRITES.step(arguments)
   forget_done()
   forget_lanes()
   local after = next_number()
-  local claims, due, unfinished = Claims.take(instance, info, room)
+  -- what has expired never starts: with very many due jobs, the next steps claim
+  local claims, due, unfinished = Claims.take(instance, info, first > now and room or 0)
   local left = room - #claims
   room = left + (arguments[4] == '1' and last.left or 0)
   put_last_step(instance, { number = number, after = after, stale = stale, left = left, room = room })
@@ -390,7 +454,7 @@ function compare(item, job)
   for _, field in ipairs({ 'name', 'session', 'lane', 'digest' }) do
     if item[field] ~= job[field] then
       local id = job.id or '0'
-      return { 1, 'key', item.key, id, field == 'digest' and 'payload' or field }
+      return { 1, 'key', item.key or item.more.coalesce, id, field == 'digest' and 'payload' or field }
     end
   end
 end

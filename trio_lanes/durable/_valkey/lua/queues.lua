@@ -5,7 +5,7 @@
 -- without a session.
 
 -- Functions that are called before the place that they have in queues.py, too.
-local set_ready, _crash, promote_session, _promote, resume_session
+local set_ready, _crash, promote_session, _promote, resume_session, is_expired
 
 local function head_of(session)
   local first = queue_size(session) > 0 and ask('ZRANGE', ROOT .. 's:' .. session, 0, 0)[1]
@@ -91,6 +91,7 @@ local function end_job(job, state, outcome, attempt, failure)
   job.state = state
   job.attempts = (job.attempts or 0) + (attempt or 0)
   job.place, job.ready, job.shelf, job.why = nil, nil, nil, nil
+  job.expires, job.coalesce = nil, nil
   job.due = now + rules().result_ttl
   if state ~= 'failed' then  -- a failed job can be requeued until the store forgets it
     delete_text(ROOT .. 'p:' .. job.id)
@@ -115,7 +116,7 @@ local function mark_dead(job, outcome, attempt, failure, how)
   if not (rules().hold and job.session) then
     job.place = nil
   end
-  job.error = failure[1]
+  job.error, job.coalesce = failure[1], nil
   put_text(ROOT .. 'o:' .. job.id, outcome)
   put(job)
   tell_ended(job, outcome)
@@ -227,8 +228,8 @@ local function do_due(name, act)
   return first_time(name) or huge
 end
 
--- Queue the parked jobs that are due, and end the pauses that are over. Return when the next of either
--- falls due.
+-- Queue the parked jobs that are due; end the jobs that have expired, and the pauses that are over.
+-- Return when the next of these falls due.
 local function promote()
   return math.min(do_due('due', _promote), do_due('pauses', resume_sessions))
 end
@@ -259,13 +260,21 @@ end
 function _promote(ids)
   for _, id in ipairs(ids) do
     local job = find(id)
-    if job.place then
-      set_ready(job)
-    else
-      append(job)
+    if is_expired(job) then
+      end_job(job, 'expired', '{}')
     end
-    job.state, job.due = 'waiting', math.min(job.due, now)  -- until when it was parked
-    put(job)
+  end
+  for _, id in ipairs(ids) do
+    local job = find(id)
+    if job.state == 'parked' then
+      if job.place then
+        set_ready(job)
+      else
+        append(job)
+      end
+      job.state, job.due = 'waiting', math.min(job.due, now)  -- until when it was parked
+      put(job)
+    end
   end
 end
 
@@ -296,6 +305,11 @@ end
 -- Whether the store has forgotten a job, or the next step will.
 local function is_over(job)
   return ENDED[job.state] and job.due <= now
+end
+
+-- Whether the time for a job to begin is over; the next step ends it.
+function is_expired(job)
+  return job.expires and job.expires <= now
 end
 
 local function known(id)

@@ -11,13 +11,17 @@
 --   s:<session>                 the queue of a session, by place
 --   si:<session>                waiting, parked and running jobs of a session, by id
 --   w:<lane>                    waiting and parked jobs of a lane, by id
---   due, sd:<session>           parked jobs, by due time; of a session, those without a place
+--   due                         parked jobs, by due time, and jobs that expire, by that time if it is
+--                               earlier
+--   sd:<session>                parked jobs of a session without a place, by due time
 --   at                          delayed jobs with a time of the wall clock, by the offset they have
 --                               followed
 --   run:<instance>              running jobs, by fence; of these, x: cancelled, le: their slot is
 --                               lent, su: suspects that have not lent it
 --   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
 --   wants                       all runs that want their slots back
+--   k:<key>                     jobs with that key of a Coalesce that have not ended: by -1 if none has
+--                               claimed it, else by id
 --   done                        ended jobs, by the time to forget them
 --   r:, ph:, pb:                ready jobs, by ready number (see ready)
 --
@@ -29,8 +33,8 @@
 --
 --             what it holds                           when it, or the server, is stale
 --   JOBS      the records read, by id; false: none    never
---   WAS       by id: {job, at, state, placed, lent}   never: at and state as the server has them;
---                                                     placed and lent as at the last `put`
+--   WAS       by id: {job, at, state, placed, lent,   never: at and state as the server has them;
+--             expires}                                the others as at the last `put`
 --   CHANGED   ids of jobs to be written               the server: until `ask`
 --   COUNTS    by key, by field: changes of counts     the server: until `write_counts`
 --
@@ -45,8 +49,8 @@ end)
 
 -- ---- indexes and counts
 
-local ENDED = { succeeded = true, failed = true, cancelled = true }
-local WITHOUT_RESULT = { failed = true, dead = true, cancelled = true }
+local ENDED = { succeeded = true, failed = true, cancelled = true, expired = true }
+local WITHOUT_RESULT = { failed = true, dead = true, cancelled = true, expired = true }
 
 -- A job that is forgotten has no state.
 local function indexes(job)
@@ -64,6 +68,9 @@ local function indexes(job)
   end
   if waits then
     at[ROOT .. 'w:' .. job.lane] = id
+    if state == 'parked' or job.expires then
+      at[ROOT .. 'due'] = math.min(state == 'parked' and job.due or huge, job.expires or huge)
+    end
   end
   if job.ready and not job.shelf then
     at[ready_list(job.lane, entry_of(job))] = job.ready
@@ -71,8 +78,10 @@ local function indexes(job)
   if job.party then
     at[party_list(job.lane, job.priority, job.party, job.shelf and job.name)] = job.ready
   end
+  if job.coalesce then
+    at[ROOT .. 'k:' .. job.coalesce] = job.fence and id or -1
+  end
   if state == 'parked' then
-    at[ROOT .. 'due'] = job.due
     if job.session and not job.place then
       at[ROOT .. 'sd:' .. job.session] = job.due
     end
@@ -230,6 +239,7 @@ local function add_record(id, text)
     job.id = id
     WAS[id] = {
       job = job, at = indexes(job), state = job.state, placed = job.place ~= nil, lent = job.lent,
+      expires = job.expires,
     }
   end
 end
@@ -271,8 +281,8 @@ local function put(job)
   if (job.place ~= nil) ~= was.placed then
     note_place(job, was)
   end
-  if was.state == 'parked' or job.state == 'parked' then
-    FIRSTS.due = nil
+  if was.state == 'parked' or job.state == 'parked' or was.expires ~= job.expires then
+    FIRSTS.due, was.expires = nil, job.expires
   end
   if was.lent ~= job.lent then
     SLOT_REQUESTS, was.lent = nil, job.lent
@@ -300,6 +310,14 @@ local function forget(job)
     delete_text(ROOT .. 'u:' .. job.key)
   end
   JOBS[id] = false
+end
+
+local function coalesced(key, begun)
+  for _, id in ipairs(ask('ZRANGE', ROOT .. 'k:' .. key, 0, 1)) do
+    if (find(id).fence ~= nil) == begun then
+      return find(id)
+    end
+  end
 end
 
 local function keyed(key)
