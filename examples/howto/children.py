@@ -1,5 +1,7 @@
 """A job that submits jobs of its own, and waits for all of them."""
 
+from typing import Any
+
 import trio
 
 from trio_lanes.durable import MemoryStore, Retry, current_job, open_durable_lanes
@@ -24,7 +26,7 @@ async def crawl(urls: list[str]) -> int:
 
 
 async def main() -> None:
-    handlers = {"crawl": crawl, "page": page}
+    handlers: dict[str, Any] = {"crawl": crawl, "page": page}
     async with open_durable_lanes(MemoryStore(), handlers, {"main": 1}) as lanes:
         job = await lanes.submit("crawl", ["/", "/about"])
         print(await job.wait())
