@@ -437,6 +437,36 @@ def test_lanes_and_sessions_are_paused_and_resumed(shop: Shop) -> None:
     assert shop.ask("pause main --for 2.5") == {"paused": "main", "seconds": 2.5}
 
 
+def test_schedules_are_shown_paused_and_removed(shop: Shop) -> None:
+    assert shop.say("schedules") == (0, "no schedules\n", "")
+
+    async def schedule(lanes: DurableLanes) -> None:
+        await lanes.schedule("hourly", "act", "x", every=3600)
+        await lanes.schedule("daily", "act", "y", cron="30 3 * * *", timezone="Asia/Tokyo")
+
+    shop.lanes(schedule)
+    code, out, err = shop.say("schedules")
+    assert (code, err) == (0, "")
+    text = " ".join(out.split())
+    for part in ("daily act", "30 3 * * *", "Asia/Tokyo", "hourly act", "every 3600 s"):
+        assert part in text
+    code, out, err = shop.say("schedules daily")
+    assert [line[0] for line in words(out)][-5:] == ["next"] * 5
+    assert "hourly" not in out
+    found = shop.ask("schedules daily")
+    assert found["upcoming"][1] - found["upcoming"][0] == 86_400
+    assert found["schedule"]["cron"] == "30 3 * * *"
+    assert shop.say("pause schedule:daily")[0] == 0
+    assert "paused" in shop.say("schedules")[1]
+    assert shop.say("resume schedule:daily") == (0, "resumed schedule:daily\n", "")
+    for command in ("pause schedule:none", "resume schedule:none", "schedules none"):
+        code, _, err = shop.say(command)
+        assert (code, err) == (2, "trio-lanes: there is no schedule 'none'\n")
+    assert shop.say("unschedule daily") == (0, "removed daily\n", "")
+    assert shop.say("unschedule daily") == (1, "there is no schedule 'daily'\n", "")
+    assert [one["name"] for one in shop.ask("schedules")] == ["hourly"]
+
+
 def test_limits_are_set_made_and_removed(shop: Shop) -> None:
     assert shop.say("limit main 1000") == (0, "main runs 1,000 at once, not 2\n", "")
     assert shop.ask("limit main inf") == {

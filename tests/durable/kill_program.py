@@ -88,6 +88,8 @@ async def work(kind: str, address: str, log: str) -> None:
             await spent.settle(tokens=USED)
 
     async def job(payload: Any) -> Any:
+        if payload is None:  # of the schedule
+            return None
         note("begin", payload)
         how, seconds, began = "cut", 0.02 + payload % 7 * 0.02, time.monotonic()
         try:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import trio
@@ -133,6 +133,20 @@ class Workers:
         self._program.communicate(timeout=LONG)
 
 
+TICK = 0.25
+"""Seconds between two due times of the schedule."""
+
+T = TypeVar("T")
+
+
+async def again(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask a store that may be away until it answers."""
+    while True:
+        with suppress(StoreUnavailableError):
+            return await ask()
+        await trio.sleep(0.1)
+
+
 async def nothing(pid: int) -> None:
     """Leave a dead process to the end of its lease."""
 
@@ -152,6 +166,7 @@ class Story:
     runs_hit: int = 0
     stops: int = 0
     pids: list[int] = attrs.Factory(list)
+    first_tick: float = 0.0
 
     async def submit(self) -> None:
         """Keep some jobs waiting, in each lane."""
@@ -215,14 +230,32 @@ class Story:
             await self.workers.reap(pid)
             self.pids.append(await self.workers.start())
 
+    async def tick(self) -> None:
+        """Have a schedule submit jobs, four in a second."""
+        options: Any = {"overlap": "queue", "catch_up": 500, "session": "tick"}
+        await again(lambda: self.lanes.schedule("tick", "job", every=TICK, **options))
+        (first,) = await again(self.lanes.schedules)
+        assert first.next is not None
+        self.first_tick = first.next
+
+    async def _check_ticks(self, jobs: list[DurableStatus]) -> None:
+        """Check that each due time was submitted once, or counted."""
+        (one,) = await self.lanes.schedules()
+        keys = {job.key for job in jobs}
+        assert len(keys) == len(jobs) > 0
+        assert one.last is not None
+        assert round((one.last - self.first_tick) / TICK) + 1 == len(jobs) + one.skipped
+
     async def go_on(self, disturb: Callable[[], Awaitable[None]]) -> None:
         """Run jobs until the disturbance has ended, and then let all jobs end."""
         for _ in range(PROCESSES):
             self.pids.append(await self.workers.start())
+        await self.tick()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.submit)
             await disturb()
             nursery.cancel_scope.cancel()
+        await again(lambda: self.lanes.pause("schedule:tick"))
         with trio.fail_after(LONG):
             while True:
                 with suppress(StoreUnavailableError):
@@ -236,8 +269,10 @@ class Story:
 
     async def _check_all_ended(self) -> list[DurableStatus]:
         jobs = await self.lanes.jobs(limit=-1)
-        assert [job.key for job in jobs] == [str(n) for n in range(self.submitted)]  # not doubled
-        assert {job.state for job in jobs} == {DurableState.SUCCEEDED}  # nor lost
+        assert {job.state for job in jobs} == {DurableState.SUCCEEDED}  # not lost
+        await self._check_ticks([job for job in jobs if job.session == "tick"])
+        jobs = [job for job in jobs if job.session != "tick"]
+        assert [job.key for job in jobs] == [str(n) for n in range(self.submitted)]  # nor doubled
         assert (await self.lanes.check()).problems == ()
         assert self.log.done == set(range(self.submitted))
         return jobs
@@ -265,7 +300,7 @@ class Story:
         jobs = await self.lanes.jobs(limit=-1)
         assert {job.state for job in jobs} == {DurableState.SUCCEEDED}
         assert (await self.lanes.check()).problems == ()
-        kept = {int(job.key or "") for job in jobs}
+        kept = {int(job.key or "") for job in jobs if job.session != "tick"}
         assert kept <= set(range(self.submitted))
         ran = Counter(run.payload for run in self.log.runs.values() if run.ended is not None)
         assert kept <= set(ran)

@@ -16,6 +16,7 @@ from trio.testing import MockClock
 import trio_lanes
 from trio_lanes import RateLimit
 from trio_lanes.durable import (
+    DurableSchedule,
     DurableState,
     LaneLimit,
     MemoryStore,
@@ -36,11 +37,12 @@ T = TypeVar("T")
 
 LANES, LOCKS, OPENING = "_lanes/lanes.py", "_lanes/locks.py", "_lanes/opening.py"
 JOB, LOG, RUN, DEADLOCK = "_lanes/job.py", "_lanes/log.py", "_runs/run.py", "_runs/deadlock.py"
+SCHEDULES, FIRING = "_lanes/schedules.py", "_runs/schedules.py"
 VALKEY = "_valkey/store.py"  # a script answers in pages
 
 # by name: its record with its rule, its Lua, and then its doors
 FILES = {
-    "Enqueue": ("acts/jobs.py", "engine.lua", LANES, RUN),
+    "Enqueue": ("acts/jobs.py", "engine.lua", LANES, RUN, VALKEY),
     "Checkpoint": ("acts/runs.py", "runs.lua", RUN),
     "Take": ("acts/runs.py", "runs.lua", RUN),
     "LendSlot": ("acts/runs.py", "runs.lua", RUN),
@@ -57,7 +59,7 @@ FILES = {
     "WriteLog": ("acts/logs.py", "logs.lua", LOG),
     "DropLog": ("acts/logs.py", "logs.lua", LOG),
     "LogPage": ("acts/logs.py", "logs.lua", LOG),
-    "Cancel": ("acts/orders.py", "orders.lua", LANES, RUN),
+    "Cancel": ("acts/orders.py", "orders.lua", LANES, RUN, "acts/schedules.py"),
     "PutFirst": ("acts/orders.py", "orders.lua", LANES),
     "Promote": ("acts/orders.py", "orders.lua", LANES),
     "AbortRun": ("acts/orders.py", "orders.lua", LANES),
@@ -79,6 +81,11 @@ FILES = {
     "JobsOf": ("acts/inspection.py", "inspection.lua", LANES, VALKEY),
     "Check": ("acts/inspection.py", "inspection.lua", LANES, VALKEY),
     "Repair": ("acts/inspection.py", "inspection.lua", LANES),
+    "PutSchedule": ("acts/schedules.py", "schedules.lua", SCHEDULES),
+    "FireSchedule": ("acts/schedules.py", "schedules.lua", FIRING),
+    "PauseSchedule": ("acts/schedules.py", "schedules.lua", SCHEDULES),
+    "DropSchedule": ("acts/schedules.py", "schedules.lua", LANES),
+    "SchedulesOf": ("acts/schedules.py", "schedules.lua", SCHEDULES, FIRING),
 }
 
 
@@ -89,6 +96,8 @@ EXAMPLES: Mapping[str, Any] = {
     "int | None": 8,
     "bool": True,
     "float": math.inf,
+    "float | None": None,
+    "DurableSchedule": DurableSchedule(name="s", job=SubmittedJob(name="echo"), every=5.0, id=4),
     "ServedAt": 2.5,
     "Selection": Selection(states=frozenset({DurableState.DEAD}), lane="main"),
     "Sequence[SubmittedJob]": [SubmittedJob(name="echo", cost={"tokens": 2})],

@@ -194,7 +194,7 @@ async def test_an_operator_queues_one_dead_job_again_and_makes_a_parked_one_due(
         ]
 
 
-async def test_the_page_tells_of_locks_quotas_and_paused_sessions(
+async def test_the_page_tells_of_locks_quotas_paused_sessions_and_schedules(
     autojump_clock: MockClock,
 ) -> None:
     async def locks(payload: Any) -> None:
@@ -232,6 +232,13 @@ async def test_the_page_tells_of_locks_quotas_and_paused_sessions(
         assert [one["job"] for one in quota["waiters"]] == [job.id for job in jobs[2:]]
         until = [(session, at is None) for session, at in view_now["paused"].items()]
         assert until == [("ann", True), ("ben", False)]
+        await lanes.schedule("hourly", "spends", 1, every=3600)
+        await lanes.schedule("daily", "spends", 1, cron="0 0 * * *")
+        await lanes.pause("schedule:daily")
+        assert (await view(app))["schedules"] == [
+            {"name": "daily", "next": None, "last": None, "skipped": 0},
+            {"name": "hourly", "next": 3600, "last": None, "skipped": 0},
+        ]
 
         async def root(id: int) -> str:
             (found,) = (await ask(app, f"/durable/{id}")).json["roots"]

@@ -393,9 +393,9 @@ async def clear(lanes: DurableLanes, name: str, reason: str | None) -> Answer:
 
 
 async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer:
-    """Pause a lane, or the session session:KEY."""
+    """Pause a lane, the session session:KEY, or the schedule schedule:NAME."""
     if seconds is None:
-        await lanes.pause(name)
+        await _known(lanes.pause(name))
         return Answer({"paused": name, "seconds": None}, [f"paused {name} until it is resumed"])
     await lanes.pause_for(name, seconds)
     return Answer({"paused": name, "seconds": seconds}, [f"paused {name} for {seconds:g} s"])
@@ -403,8 +403,49 @@ async def pause(lanes: DurableLanes, name: str, seconds: float | None) -> Answer
 
 async def resume(lanes: DurableLanes, name: str) -> Answer:
     """Undo a pause."""
-    await lanes.resume(name)
+    await _known(lanes.resume(name))
     return Answer({"resumed": name}, [f"resumed {name}"])
+
+
+async def _known(act: Awaitable[None]) -> None:
+    try:
+        await act
+    except UnknownLaneError:
+        raise
+    except LookupError as error:  # of a schedule
+        raise CommandError(str(error)) from error
+
+
+async def schedules(lanes: DurableLanes, name: str | None) -> Answer:
+    """Show schedules with their next due times; of one, the next five."""
+    found = [one for one in await lanes.schedules() if name in (None, one.name)]
+    rows = [
+        (
+            one.name,
+            one.job.name,
+            f"every {one.every:g} s" if one.cron is None else f"{one.cron} {one.timezone}",
+            "paused" if one.next is None else moment(one.next),
+            "" if one.last is None else f"{moment(one.last)} job {one.last_id}",
+            number(one.skipped),
+        )
+        for one in found
+    ]
+    columns = ("schedule", "handler", "times", "next", "last", "skipped")
+    shown: list[Table | str] = [Table(columns, rows, frozenset({"skipped"}))]
+    if name is None:
+        return Answer(found, shown if found else ["no schedules"])
+    if not found:
+        raise CommandError(f"there is no schedule {name!r}")
+    times = found[0].upcoming()
+    lines = [f"next {moment(time)}" for time in times]
+    return Answer({"schedule": found[0], "upcoming": times}, [*shown, *lines])
+
+
+async def unschedule(lanes: DurableLanes, name: str) -> Answer:
+    """Remove a schedule; its jobs stay."""
+    gone = await lanes.unschedule(name)
+    line = f"removed {name}" if gone else f"there is no schedule {name!r}"
+    return Answer({"removed": gone}, [line], DONE if gone else NO)
 
 
 async def log(lanes: DurableLanes, name: str, after: int, limit: int) -> Answer:

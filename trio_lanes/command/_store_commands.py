@@ -124,6 +124,8 @@ COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
         ),
     ),
     _ask.resume: (NAMED,),
+    _ask.schedules: (click.Argument(["name"], type=kept, required=False, metavar="[NAME]"),),
+    _ask.unschedule: (click.Argument(["name"], type=kept, metavar="NAME"),),
     _ask.clear: (NAMED, REASON),
     _ask.cancel: (_ids(required=True), REASON),
     _limits.limit: (

@@ -41,6 +41,7 @@ from .store import Died as Died
 from .store import DurableAttempt as DurableAttempt
 from .store import DurableBlocker as DurableBlocker
 from .store import DurableLaneStatistics as DurableLaneStatistics
+from .store import DurableSchedule as DurableSchedule
 from .store import DurableState as DurableState
 from .store import DurableStatistics as DurableStatistics
 from .store import DurableStatus as DurableStatus

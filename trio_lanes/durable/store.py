@@ -52,3 +52,4 @@ from ._contract.records import StoreRules as StoreRules
 from ._contract.records import SubmittedJob as SubmittedJob
 from ._contract.records import Succeeded as Succeeded
 from ._contract.state import DurableState as DurableState
+from ._options.schedule import DurableSchedule as DurableSchedule

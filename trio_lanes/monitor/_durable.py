@@ -90,6 +90,7 @@ class Durable:
             "locks": shown(now.locks),
             "quotas": shown(now.quotas),
             "paused": shown(now.paused),
+            "schedules": shown(await lanes.schedules(MAX_ROWS), "name", "next", "last", "skipped"),
             "jobs": shown([*parked, *waiting], *_OF_A_JOB),
         }
 

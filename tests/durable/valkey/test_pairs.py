@@ -70,6 +70,7 @@ LUA_ONLY = {
     "queues": "head_of pause_of resume_sessions do_due",
     "rates": "key_of forget_at do_counted",
     "runs": "keep",
+    "schedules": "records_of record_of",
     "talk": "message_of put_message",
 }
 """What Python leaves to its tables, to a property, or to a store that calls the rules."""
@@ -103,6 +104,8 @@ PYTHON_ONLY = {
 """What Lua leaves to another file or to the client, and what it needs not."""
 
 PARAMETERS = {
+    "new": "schedule, lane, cost, times, due, data",  # a text, and what the rules read of it
+    "next": "next_due",  # Lua has a function `next`
     "limits": "limits, meters",  # the meters are the same in whole numbers
     "seconds": "micros",
     **{name: f"new_{name}" for name in ("lanes", "groups", "rules")},

@@ -259,6 +259,8 @@ class Step:
     """(id, fence) of the runs of this instance whose cancellation is recorded."""
     next_due: float | None
     """Seconds until a job or a limit falls due by itself; None: nothing will."""
+    fires: float | None = None
+    """Seconds until a schedule falls due; None: none will."""
 
 
 @final

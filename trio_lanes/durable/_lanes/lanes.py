@@ -53,6 +53,7 @@ from .._options.limits import (
 )
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
+from .._options.schedule import DurableSchedule, checked_schedule
 from .._options.submission import (
     Submission,
     check_coalesce,
@@ -69,12 +70,14 @@ from ..acts import inspection, orders
 from ..acts.jobs import Enqueue
 from ..acts.locks import LevelsOf, ResetQuota
 from ..acts.runs import Send
+from ..acts.schedules import DropSchedule
 from .causes import root_causes
 from .ending import HasEnd
 from .failures import FailureGroups, failures
 from .health import health
 from .locks import HeldLock, Quota, Requests
 from .log import DurableLog
+from .schedules import listed, put, set_paused
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -352,8 +355,14 @@ class DurableLanes(HasEnd):
         return await self._do(orders.Clear(*_target(name), outcome))
 
     async def pause(self, name: str) -> None:
-        """Pause a lane or session on all instances, until `resume`. Running jobs go on."""
-        await self._do(orders.Pause(*_target(name), math.inf))
+        """Pause a lane or session on all instances, until `resume`. Running jobs go on.
+
+        ``schedule:NAME`` pauses a schedule: its due times are skipped; LookupError: there is none.
+        """
+        if (schedule := _schedule(name)) is not None:
+            await set_paused(self._store, schedule, True)
+        else:
+            await self._do(orders.Pause(*_target(name), math.inf))
 
     async def pause_for(self, name: str, seconds: float) -> None:
         """Pause a lane or session for some seconds. It can prolong a pause, never shorten it."""
@@ -361,8 +370,72 @@ class DurableLanes(HasEnd):
         await self._do(orders.Pause(*_target(name), seconds))
 
     async def resume(self, name: str) -> None:
-        """End the pause of a lane or session."""
-        await self._do(orders.Resume(*_target(name)))
+        """End the pause of a lane, a session or, from its next due time on, a schedule."""
+        if (schedule := _schedule(name)) is not None:
+            await set_paused(self._store, schedule, False)
+        else:
+            await self._do(orders.Resume(*_target(name)))
+
+    # ---- schedules
+
+    async def schedule(
+        self,
+        name: str,
+        handler: str,
+        payload: object = None,
+        *,
+        cron: str | None = None,
+        every: float | None = None,
+        timezone: str = "UTC",
+        overlap: Literal["skip", "queue", "cancel"] = "skip",
+        catch_up: int = 1,
+        jitter: float = 0.0,
+        **options: Any,
+    ) -> None:
+        """Submit a job at each due time, on whichever instance, under the key ``NAME@TIME``.
+
+        The store keeps the schedule. With the name of another it replaces that, so call it at each
+        start of a program: the next due time stays if ``cron``, ``every`` and ``timezone`` do.
+
+        Args:
+          cron: five fields, as Debian's cron reads them; the extra ``cron`` brings what it needs.
+          every: seconds, in place of ``cron``: due times are their multiples since 1970.
+          timezone: of ``cron``, such as ``"Europe/Berlin"``.
+          overlap: what a due time does if the job before waits or runs yet: ``"skip"``: nothing;
+            ``"queue"``: it submits its job; ``"cancel"``: it also cancels the job before.
+          catch_up: how many of the due times are made up at which no instance was there for a
+            minute: the last ones, and only one unless ``overlap="queue"``. The rest are counted.
+          jitter: seconds; each job is delayed by a part of them that follows from its key.
+          options: as for `submit`; no keys, and no delays.
+
+        Raises:
+          TypeError, ValueError: for a bad argument, such as a cron line that never comes.
+          ImportError: if the extra ``cron`` is needed, and is not here.
+          UnknownHandlerError, UnknownLaneError, PayloadError: as `submit` does.
+        """
+        for option in ("key", "key_after", "coalesce", "delay", "run_at"):
+            if option in options:
+                raise TypeError(f"{option} is not an option of schedules, got {options[option]!r}")
+        job = self._checked(*_fields(Submission(name=handler, payload=payload, **options)))
+        given = DurableSchedule(
+            name=name,
+            job=attrs.evolve(job, headers=None),
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            overlap=overlap,
+            catch_up=catch_up,
+            jitter=jitter,
+        )
+        await put(self._store, checked_schedule(given))
+
+    async def schedules(self, limit: int | None = None) -> list[DurableSchedule]:
+        """Return all schedules, or the oldest, by name. The store is read in pages of 100."""
+        return await listed(self._store, MAX_INTEGER if limit is None else _number("limit", limit))
+
+    async def unschedule(self, name: str) -> bool:
+        """Remove a schedule; its jobs stay. False: there is none of that name."""
+        return await self._do(DropSchedule(checked_name("name", name)))
 
     async def configure(
         self,
@@ -788,6 +861,12 @@ def _target(name: str | None) -> tuple[str | None, str | None]:
     if name.strip().startswith(SESSION_PREFIX):
         return None, _session(name)
     return checked_name("lane", resolve_global_lane(name)), None
+
+
+def _schedule(name: str) -> str | None:
+    """Return NAME of ``schedule:NAME``; None: it is the name of a lane or a session."""
+    kind, _, schedule = name.strip().partition(":")
+    return checked_name("name", schedule) if kind == "schedule" else None
 
 
 def _selection(

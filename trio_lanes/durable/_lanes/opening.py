@@ -204,6 +204,7 @@ async def _working(
                         local, instruments=(cast("LaneInstrument", worker), *instruments)
                     ) as core:
                         durable.local = worker.core = core
+                        worker.nursery = nursery
                         await nursery.start(worker.pump)
                         if worker.steps_ahead:
                             nursery.start_soon(worker.ask_ahead)

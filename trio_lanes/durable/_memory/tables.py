@@ -14,6 +14,7 @@ from typing import Any, Final, final
 from ..._limits.meters import Mark, Marks, put
 from .._contract.records import Selection
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING, DurableState
+from .._options.schedule import DurableSchedule
 from .._rules.answers import RemembersAnswers
 from .._rules.counts import COUNTED, Counts
 from .._rules.job_record import BEHIND_OWNER, ON_LIST, SESSION_PAUSED, JobRecord
@@ -32,6 +33,7 @@ class MemoryTables(RemembersAnswers, Settings):
         self._jobs: Final[dict[int, JobRecord]] = {}  # in order of their ids
         self._lists: Final[dict[str, dict[int, ListItem]]] = {}
         self._requests: Final[dict[int, Request]] = {}  # in order of their ids
+        self._schedules: Final[dict[int, DurableSchedule]] = {}  # in order of their ids
         self._settings = {kind.name: {} for kind in SETTING_KINDS}
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
         # {meter with marks: when it is replenished}
@@ -231,6 +233,22 @@ class MemoryTables(RemembersAnswers, Settings):
 
     def requests_of(self, instance: str | None) -> list[Request]:
         return [one for one in self._requests.values() if instance in (None, one.instance)]
+
+    def schedule(self, name: str) -> DurableSchedule | None:
+        return next((one for one in self._schedules.values() if one.name == name), None)
+
+    def schedules(self, after: int, limit: int) -> list[DurableSchedule]:
+        return [one for one in self._schedules.values() if one.id > after][:limit]
+
+    def schedules_due(self, time: float, limit: int) -> list[DurableSchedule]:
+        timed = [(one.next, one.id) for one in self._schedules.values() if one.next is not None]
+        return [self._schedules[id] for due, id in sorted(timed) if due <= time][:limit]
+
+    def put_schedule(self, schedule: DurableSchedule) -> None:
+        self._schedules[schedule.id] = schedule
+
+    def drop_schedule(self, id: int) -> None:
+        del self._schedules[id]
 
     def counts(self) -> Counts:
         counts: Counter[tuple[str, str, str]] = Counter()

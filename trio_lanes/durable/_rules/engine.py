@@ -87,7 +87,7 @@ from .history import forgiven
 from .job_record import JobRecord
 from .lane_limits import configured, limit_of
 from .queues import Queues
-from .tables import GROUPS, INSTANCES, LIMITS, RULES, LastStep, Tables
+from .tables import FIRES, GROUPS, INSTANCES, LIMITS, RULES, LastStep, Tables
 
 T = TypeVar("T")
 
@@ -411,7 +411,7 @@ class Engine(Queues):
         self.look_elsewhere: bool = self.look_elsewhere or self.look or bool(finished) or closes
         self.look: bool = self._claims.unfinished
         due = self.next_due(also=self._claims.due)
-        return Step(tuple(claims), stale, self._cancels(instance), due)
+        return Step(tuple(claims), stale, self._cancels(instance), due, self._fires())
 
     def _forget_lanes(self) -> None:
         """Forget, now and then, the rows of lanes of templates that have no jobs any more."""
@@ -433,9 +433,13 @@ class Engine(Queues):
         claimed.sort(key=lambda job: job.fence)
         # a limit that keeps jobs from starting is found by the next step, which comes at once
         self.look = True
-        return Step(
-            tuple(map(claim_of, claimed)), last.stale, self._cancels(instance), self.next_due()
-        )
+        claims = tuple(map(claim_of, claimed))
+        return Step(claims, last.stale, self._cancels(instance), self.next_due(), self._fires())
+
+    def _fires(self) -> float | None:
+        """Return the seconds until a schedule falls due; None: there is none."""
+        first = self.tables.of(FIRES).get("")
+        return None if first is None else max(0.0, first + self.ahead - self.now)
 
     def _cancels(self, instance: str) -> tuple[tuple[int, int], ...]:
         return tuple((job.id, job.fence) for job in self.tables.runs().cancelled(instance))

@@ -15,6 +15,7 @@ import attrs
 from ... import RateLimit
 from ..._limits.meters import Marks
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
+from .._options.schedule import DurableSchedule
 from .counts import Counts
 from .job_record import JobRecord
 from .request import Request
@@ -72,11 +73,13 @@ QUOTAS: Final = Kind[tuple[RateLimit, ...]]("quota")
 """The quotas and templates from which something was spent, with the limits applied last."""
 GRANTS: Final = Kind[tuple[tuple[float, int], ...]]("grant")
 """By the key of a meter of a quota, what was granted to it: (until when, how much)."""
+FIRES: Final = Kind[float]("fires")
+"""The first due time of all schedules, under the name ``""``: no step looks for it."""
 INSTANCES: Final = Kind[InstanceInfo]("instance")
 STEPS: Final = Kind[LastStep]("step")
 """The last steps of instances, in tables that keep them as settings."""
 SETTING_KINDS: Final = (
-    *(LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, SHARES, QUOTAS, GRANTS, INSTANCES, STEPS),
+    *(LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, SHARES, QUOTAS, GRANTS, FIRES, INSTANCES, STEPS),
 )
 
 
@@ -200,6 +203,17 @@ class Tables(Protocol):
 
     def requests_of(self, instance: str | None) -> list[Request]:
         """Return the requests of an instance, or with None all, in order of their numbers."""
+
+    # ---- schedules
+    def schedule(self, name: str) -> DurableSchedule | None: ...
+    def schedules(self, after: int, limit: int) -> list[DurableSchedule]:
+        """Return the first schedules with ids above ``after``, by id."""
+
+    def schedules_due(self, time: float, limit: int) -> list[DurableSchedule]:
+        """Return the first schedules that are due at a Unix time, by their due times."""
+
+    def put_schedule(self, schedule: DurableSchedule) -> None: ...
+    def drop_schedule(self, id: int) -> None: ...
 
     # ---- sums
     def counts(self) -> Counts:

@@ -138,6 +138,8 @@ class Worker:
         self.core: Lanes | None = None
         self.submit: Callable[..., Awaitable[DurableJob]]
         """`DurableLanes.submit`, for the children of runs."""
+        self.nursery: trio.Nursery | None = None
+        self._schedules: Any = None  # `Schedules`, which is imported when there are some
 
     # ---- the pump
 
@@ -272,6 +274,8 @@ class Worker:
                 assert run._job is not None
                 run._cancelled = True
                 run._job.cancel("cancelled")
+        if step.fires is not None:
+            self._note_schedules(call.asked_at + step.fires)
         self._say_step_taken()
         self._answered()
         if self._outbox or (len(step.claims) == call.room and self._room() > 0):
@@ -284,6 +288,16 @@ class Worker:
             else:  # counted from the request, since the answer of a slow store is old
                 with trio.move_on_at(call.asked_at + step.next_due):
                     await self._changed.wait()
+
+    def _note_schedules(self, time: float) -> None:
+        """Note when the first schedule of the store falls due, on Trio's clock."""
+        if self._schedules is None:
+            from .schedules import Schedules
+
+            assert self.nursery is not None
+            self._schedules = Schedules(self._store, self)
+            self.nursery.start_soon(self._schedules.fire)
+        self._schedules.look_at(time)
 
     def _next_call(self) -> _StepCall:
         self._changed = trio.Event()

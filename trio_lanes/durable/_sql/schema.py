@@ -63,6 +63,14 @@ CREATE TABLE requests (             -- for locks and quotas
 );
 CREATE INDEX requests_line ON requests ([line], served, id);
 CREATE INDEX requests_instance ON requests (instance);
+CREATE TABLE schedules (
+    id {{id}} PRIMARY KEY,
+    name text NOT NULL,
+    next double precision,          -- Unix time; NULL: it is paused
+    data text NOT NULL              -- JSON; see `DurableSchedule`
+);
+CREATE INDEX schedules_name ON schedules ([name]);
+CREATE INDEX schedules_next ON schedules (next);
 """
 """The tables whose key is a number, of the type ``id``."""
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from ..._limits.meters import Mark, Marks, put
+from .._options.schedule import DurableSchedule
 from .._rules.request import Request
 from .._rules.settings import Settings
 from .._rules.tables import SETTING_KINDS, Kind, ListItem
@@ -60,6 +61,10 @@ _PUT_REQUEST: Final = (
     f"INSERT INTO main.requests ({', '.join(_REQUEST_FIELDS)})"
     f" VALUES ({', '.join(f':{field}' for field in _REQUEST_FIELDS)})"
     " ON CONFLICT (id) DO UPDATE SET served = excluded.served, since = excluded.since"
+)
+_PUT_SCHEDULE: Final = (
+    "INSERT INTO main.schedules (id, name, next, data) VALUES (:id, :name, :next, :data)"
+    " ON CONFLICT (id) DO UPDATE SET next = excluded.next, data = excluded.data"
 )
 
 
@@ -188,6 +193,32 @@ class SmallTables(Settings, ABC):
         where = "true" if instance is None else "instance = :instance"
         rows = self._execute(f"{_SELECT_REQUESTS}{where} ORDER BY id", {"instance": instance})
         return [Request(*row) for row in rows]
+
+    # ---- schedules
+
+    def schedule(self, name: str) -> DurableSchedule | None:
+        return next(iter(self._schedules("[name] = :name", {"name": name})), None)
+
+    def _schedules(self, where: str, values: Values) -> list[DurableSchedule]:
+        rows = self._execute(f"SELECT data FROM main.schedules WHERE {where}", values)
+        return [decode(data) for (data,) in rows]
+
+    def schedules(self, after: int, limit: int) -> list[DurableSchedule]:
+        of = {"after": after, "limit": limit}
+        return self._schedules("id > :after ORDER BY id LIMIT :limit", of)
+
+    def schedules_due(self, time: float, limit: int) -> list[DurableSchedule]:
+        of = {"time": time, "limit": limit}
+        return self._schedules("next <= :time ORDER BY next, id LIMIT :limit", of)
+
+    def put_schedule(self, schedule: DurableSchedule) -> None:
+        self._small_writes += 1
+        values = {"id": schedule.id, "name": schedule.name, "next": schedule.next}
+        self._execute(_PUT_SCHEDULE, {**values, "data": encode(schedule)})
+
+    def drop_schedule(self, id: int) -> None:
+        self._small_writes += 1
+        self._execute("DELETE FROM main.schedules WHERE id = :id", {"id": id})
 
     # ---- marks of rates
 

@@ -29,6 +29,7 @@ from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, EngineStore
 from .._rules.queues import Queues
+from .._rules.tables import FIRES
 from .._sql.act_thread import ActThread
 from .._sql.store import SqlStore
 from .machine_time import Moment, this_moment
@@ -157,6 +158,7 @@ class SqliteStore(SqlStore):
         )
         self._offset += now
         self._of_machine = now - moment.machine
+        engine.ahead = now - moment.wall
         self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
         return ActThread(str(self._path), tables, engine, self.patience, self._announce)
 
@@ -371,7 +373,8 @@ class SqliteStore(SqlStore):
 
 def _follow(ahead: float, engine: Engine) -> None:
     assert isinstance(engine.tables, SqliteTables)
-    if engine.tables.follow_wall_clock(ahead):
+    engine.ahead = ahead
+    if engine.tables.follow_wall_clock(ahead) or engine.tables.of(FIRES):
         engine.look = True
 
 

@@ -37,6 +37,7 @@ ORDER: Final = (
     "logs",  # append-only logs
     "select",  # which jobs a listing or an order is for
     "orders",  # cancel, clear, pause, resume, configure, requeue, purge
+    "schedules",  # when jobs are made by the clock
     "inspection",  # inspection, and the check of consistency
     "blockers",  # why a job does not go on
     "open",  # the beginning of a namespace
@@ -48,7 +49,7 @@ A file that has a twin in Python has its name, and has its functions by the same
 order: those of ``_rules``, of ``acts``, and ``_limits/meters.py``.
 """
 LEAVES: Final = frozenset(
-    {"engine", "runs", "locks", "logs", "orders", "inspection", "blockers", "open"}
+    {"engine", "runs", "locks", "logs", "orders", "schedules", "inspection", "blockers", "open"}
 )
 """Files that define acts only: no other file calls their functions."""
 _BOTTOM: Final = 3

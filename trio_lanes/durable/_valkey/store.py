@@ -30,6 +30,7 @@ from .._contract.waiter import Waiters
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, PORTION
 from .._wire.run_past_cancel import run_past_cancel
 from ..acts.inspection import Check, JobsOf
+from ..acts.jobs import Enqueue
 from . import text
 from .address import read_address
 from .link import ValkeyLink
@@ -260,7 +261,7 @@ class ValkeyStore:
             words.insert(0, self.instance)
         weight = max(1, len(lookups.batch) + len(lookups.ids))
         answer: Any = text.answer_to(act, await self._call(act.name, ticket, *words, weight=weight))
-        if lookups.batch:
+        if isinstance(act, Enqueue):
             # the job of a key may be of another client, which hears of its end in place of this one
             ids = [id for id, job in zip(answer, lookups.batch, strict=True) if job.key is None]
             self._waiters.accepted(ids)

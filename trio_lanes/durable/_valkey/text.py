@@ -46,12 +46,14 @@ from .._contract.records import (
     left_of,
 )
 from .._contract.state import DurableState
+from .._options.schedule import DurableSchedule
 from .._rules import rates
 from .._rules.engine import digest
 from .._rules.history import LONGEST_ERROR, error_type, in_one_line
 from .._rules.job_record import JobRecord
 from .._rules.lane_limits import configured
 from .._rules.request import Request
+from .._wire.codec import decode, encode
 from ..acts import VERBS
 from ..acts.inspection import statistics_of, status_from
 
@@ -193,13 +195,14 @@ def _claim(data: Sequence[Any]) -> Claim:
 
 def step_of(answer: Sequence[Any]) -> Step:
     """Return the answer of a step."""
-    claims, stale, cancels, due = answer
+    claims, stale, cancels, due, fires = answer
     pairs = iter(cancels)
     return Step(
         tuple(map(_claim, claims)),
         tuple(stale),
         tuple((int(id), fence) for id, fence in zip(pairs, pairs, strict=True)),
         seconds(due),
+        seconds(fires),
     )
 
 
@@ -344,6 +347,30 @@ def _gcra(limit: RateLimit) -> dict[str, int]:
     return {"num": num, "den": den, "burst": math.floor(burst * num), "per": _per(limit)}
 
 
+def _schedule_words(schedule: DurableSchedule) -> tuple[str, ...]:
+    job, due = schedule.job, schedule.next
+    cost = "" if job.cost is None else to_json(dict(job.cost))
+    assert due is not None
+    return (
+        *(schedule.name, job.lane, cost, to_json(schedule.times)),
+        *(micros(due), encode(attrs.evolve(schedule, next=None))),
+    )
+
+
+def _schedules(answer: Sequence[Any]) -> tuple[float, list[DurableSchedule]]:
+    now, data = answer
+    return a_time(now), [
+        attrs.evolve(
+            decode(one["data"]),
+            id=int(one["id"]),
+            skipped=int(one["skipped"]),
+            **{field: a_time(one[field]) for field in ("next", "last") if field in one},
+            last_id=int(one["last_id"]) if "last_id" in one else None,
+        )
+        for one in json.loads(data)
+    ]
+
+
 def pairs_of(flat: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the pairs of a flat sequence."""
     one = iter(flat)
@@ -430,8 +457,10 @@ _ENCODERS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
     "int | None": lambda value: ("" if value is None else str(value),),
     "bool": lambda value: (str(int(value)),),
     "float": lambda value: (micros(value),),
+    "float | None": lambda value: ("" if value is None else micros(value),),
     "ServedAt": lambda value: (f"{value:.0f}",),
     "Selection": lambda value: (_selection(value),),
+    "DurableSchedule": lambda value: _schedule_words(value),
     "Sequence[SubmittedJob]": lambda value: chain.from_iterable(map(job_arguments, value)),
     "Sequence[RateLimit]": lambda value: (rates.to_json(value), to_json(_meters(value))),
     "Mapping[int, str]": lambda value: (to_json([[str(n), s] for n, s in value.items()]),),
@@ -497,6 +526,7 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
     ),
     DurableStatistics: lambda answer: _statistics(answer[0]),
     tuple[QuotaLevel, ...]: lambda answer: _levels(json.loads(answer[0]))[1],
+    tuple[float, list[DurableSchedule]]: _schedules,
 }
 
 

@@ -26,11 +26,13 @@ from .._contract.errors import (
     StoreVersionError,
 )
 from .._contract.state import DurableState
+from .._options.schedule import DurableSchedule
 from .._rules.tables import LastStep
 
+_BESIDES: Final = (Coalesce, DurableSchedule, LastStep, RateLimit)
 _RECORDS: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
-    for kind in (*vars(records).values(), Coalesce, RateLimit, LastStep, *acts.VERBS.values())
+    for kind in (*vars(records).values(), *acts.VERBS.values(), *_BESIDES)
     if isinstance(kind, type) and attrs.has(kind)
 }
 """All that a message can name."""

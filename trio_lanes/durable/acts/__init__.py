@@ -14,10 +14,11 @@ from . import locks as locks
 from . import logs as logs
 from . import orders as orders
 from . import runs as runs
+from . import schedules as schedules
 
 VERBS: Final[Mapping[str, type[Any]]] = {
     name: kind
-    for module in (inspection, jobs, locks, logs, orders, runs)
+    for module in (inspection, jobs, locks, logs, orders, runs, schedules)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and kind.__module__ == module.__name__
 }

@@ -19,6 +19,7 @@ from ._limits import LimitStories
 from ._locks import LockStories
 from ._names import NameStories
 from ._quotas import QuotaStories
+from ._schedules import ScheduleStories
 from ._talk import TalkStories
 from ._work import WorkStories
 
@@ -36,6 +37,7 @@ STORIES: Final = (
     LockStories,
     NameStories,
     QuotaStories,
+    ScheduleStories,
     TalkStories,
 )
 

@@ -23,6 +23,7 @@ from ... import Coalesce, LaneError, RateLimit
 from .. import (
     Cancelled,
     Died,
+    DurableSchedule,
     DurableState,
     DurableStatus,
     Failed,
@@ -52,6 +53,7 @@ from ..acts.orders import (
     Resume,
 )
 from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
+from ..acts.schedules import DropSchedule, FireSchedule, PauseSchedule, PutSchedule, SchedulesOf
 from ..store import PAGE, Act
 from ._bench import ERROR, STOP, MakeStore, Played
 
@@ -103,8 +105,8 @@ LETTER_STATES: Final = (
 TIME_FIELDS: Final = frozenset(
     {"until", "submitted_at", "started_at", "ended_at", "due_at", "expires_at"}
 )
-HIDDEN: Final = frozenset({"seen_at", "age", "next_due"})
-"""Fields that two stores need not have in common; the last is a hint, and may be early."""
+HIDDEN: Final = frozenset({"seen_at", "age", "next_due", "fires"})
+"""Fields that two stores need not have in common; the last two are hints, and may be early."""
 COALESCED: Final = (
     Coalesce("a"),
     Coalesce("a", keep="first", while_running="drop"),
@@ -122,6 +124,7 @@ PLAYS: Final = (
     *("spend", "spend", "spend", "settle"),
     *("put first", "put first", "cancel", "abort", "clear", "pause", "resume", "configure"),
     *("requeue", "requeue many", "purge", "list", "promote"),
+    *("schedule",) * 3,
 )
 
 
@@ -332,6 +335,34 @@ class _TwinLife:
         else:
             # asked again, it does nothing more
             await self._do(self._act(what), times=self.chance.choice((1, 1, 2)))
+
+    async def _schedule(self) -> None:
+        chance, name = self.chance, self.chance.choice("st")
+        _, found = await self.twins[0].played.look(SchedulesOf(name, None))
+        due = chance.choice([1e7 * chance.randint(1, 9), *(one.next or 1e7 for one in found)] * 2)
+        jobs = [
+            SubmittedJob(
+                name="echo",
+                session=chance.choice((None, *TWIN_SESSIONS)),
+                lane=chance.choice(("main", "main", "cron", "none")),
+                key=chance.choice((None, "t@1")),
+                cost=chance.choice((None, None, {"tokens": 1})),
+            )
+            for _ in range(chance.choice((0, 1, 1, 2)))
+        ]
+        overlap = chance.choice(("skip", "queue", "cancel"))
+        fire = FireSchedule(name, due, due + 1e7, due, chance.randrange(3), overlap, STOP, jobs)
+        every, job = chance.choice((5.0, 9.0)), (*jobs, SubmittedJob(name="other"))[0]
+        new = DurableSchedule(name=name, job=job, every=every, next=due)
+        pause = PauseSchedule(name, chance.choice((None, due)))
+        acts = (fire, fire, fire, PutSchedule(new), PutSchedule(new), pause, DropSchedule(name))
+        await self._do(chance.choice(acts), times=chance.choice((1, 1, 2)))
+        await self.both("schedules", self._schedules)
+
+    async def _schedules(self, twin: _Twin) -> object:
+        _, found = await twin.played.look(SchedulesOf(None, 0))
+        last = [one.last_id is not None and twin.place("id", one.last_id) for one in found]
+        return last, [attrs.evolve(one, id=0, last_id=None) for one in found]
 
     def _act(self, what: str) -> Act[Any]:
         """Return an act that is asked for alone, and whose answer is only compared."""

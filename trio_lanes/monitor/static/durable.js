@@ -14,7 +14,7 @@ class Durable extends Panel {
   }
 
   /** @param {View} view */
-  #parts({ at, health, unseen, lanes, instances, locks, quotas, paused, dead, more_dead: more, totals, jobs }) {
+  #parts({ at, health, unseen, lanes, instances, locks, quotas, paused, schedules, dead, more_dead: more, totals, jobs }) {
     const names = [...new Set(instances.flatMap((one) => Object.keys(one.lanes)))].sort();
     const places = new Map(instances.map((one) => [one.id, `${one.host} ${one.pid}`]));
     const left = (/** @type {number | null} */ until, /** @type {string} */ before, after = "") => until === null ? "" : before + seconds(Math.max(0, until - at)) + after;
@@ -36,6 +36,8 @@ class Durable extends Panel {
       ...listed("Quotas", quotas.map((quota) => [`${quota.name}: ` + quota.levels.map(({ used, limit: most, full_at: full }) =>
         `${used} of ${most.limit} ${most.unit} in ${seconds(most.per)} used` + left(full, ", replenished in ")).join("; "), ...waiting(quota)])),
       ...listed("Paused sessions", Object.entries(paused).map(([session, until]) => [session + left(until, " — ", " more")])),
+      ...listed("Schedules", schedules.map((one) => [one.name + (one.next === null ? " paused" : left(one.next, " — next in ")) +
+        (one.last === null ? "" : `, last ${seconds(Math.max(0, at - one.last))} ago`) + (one.skipped ? `, ${one.skipped} skipped` : "")])),
       ...listed(`Dead letters: ${totals.dead}`, [...dead.map((group) => [
         h("span", { class: "error" }, `${group.count} × ${group.error} in ${group.handler} `, h("small", {}, group.example)),
         ...(this.operates ? [" ", h("button", { type: "button", "data-key": `${group.handler} ${group.error}`, click: () => tell(this, "lanes-act", { do: "requeue",

@@ -28,6 +28,7 @@ local READS, WRITES, WITH_TICKET = {}, {}, {}
 -- The acts that take their arguments as a list, by verb: they may be more than a function can have. The
 -- arguments of all others are the fields of their records in Python, after the instance.
 local LISTED = {}
+local JOB_FIELDS = 12  -- how many arguments each job has
 
 -- The acts that bring data, by verb: a server whose memory is full refuses these, and no others.
 local GROWS = {}
@@ -103,7 +104,7 @@ local meta
 
 at_call(function()
   local values = redis.pcall('HMGET', META, 'schema', 'run', 'clock', 'offset', 'seq', 'configured',
-    'forget_at', 'follow')
+    'forget_at', 'follow', 'fires')
   meta = {}
   if values[1] then
     meta = {
@@ -115,6 +116,7 @@ at_call(function()
       configured = values[6],
       forget_at = tonumber(values[7] or nil),
       follow = values[8],
+      fires = tonumber(values[9] or nil),
     }
   end
 end)

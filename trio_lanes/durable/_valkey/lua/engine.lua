@@ -4,13 +4,12 @@
 -- st:<instance> its last step. A lease that is over never comes back.
 
 local MAX_REAPED = 10
-local JOB_FIELDS = 12
 local FINISH_FIELDS = 8
 local FORGET_LANES_EVERY = 60 * SECOND
 
 -- Functions that are called before the place that they have in engine.py, too.
-local reap, forgive, remove_instance, drop_instance, accept, forget_lanes, step_again, cancels, finish
-local gives_key_up, job_to_join, join_job, compare
+local reap, forgive, remove_instance, drop_instance, accept, forget_lanes, step_again, fires, cancels
+local finish, gives_key_up, job_to_join, join_job, compare
 
 local NO_MORE = {}
 
@@ -340,7 +339,7 @@ function WRITES.step(arguments)
     for at = 5, #arguments, FINISH_FIELDS do
       stale[#stale + 1] = tonumber(arguments[at + 1])
     end
-    return { 0, {}, stale, {}, false }
+    return { 0, {}, stale, {}, false, false }
   end
   local last = last_step(instance)
   if number <= last.number then
@@ -375,7 +374,7 @@ function WRITES.step(arguments)
   CALLER_LOOKS = CALLER_LOOKS or unfinished
   local is_idle = not unfinished and left > 0
   call(is_idle and 'SADD' or 'SREM', ROOT .. 'idle:' .. info.kind, instance)
-  return { 0, claims, stale, cancels(instance), next_due(math.min(first, due or huge)) }
+  return { 0, claims, stale, cancels(instance), next_due(math.min(first, due or huge)), fires() }
 end
 
 LISTED.step = true
@@ -402,7 +401,7 @@ end
 -- The claims of the last step are the instance's runs whose fences are above `after`.
 function step_again(instance, number, last)
   if number < last.number then
-    return { 0, {}, {}, {}, false }
+    return { 0, {}, {}, {}, false, false }
   end
   local claims = {}
   local after = '(' .. int(last.after)
@@ -411,7 +410,12 @@ function step_again(instance, number, last)
   end
   local first = math.min(first_time('due') or huge, first_time('pauses') or huge)
   CALLER_LOOKS = true  -- a limit that keeps jobs from starting is found by the next step
-  return { 0, claims, last.stale, cancels(instance), next_due(first) }
+  return { 0, claims, last.stale, cancels(instance), next_due(first), fires() }
+end
+
+-- In how many microseconds a schedule falls due; false: none does.
+function fires()
+  return meta.fires and math.max(0, meta.fires + (meta.offset or 0) - now) or false
 end
 
 function cancels(instance)

@@ -1,0 +1,155 @@
+"""Schedules: they are set, fired, paused and removed.
+
+A store keeps the next due time of each, and of all the first (`FIRES`), which each step tells its
+instance. What comes after it, only the instances know: `FireSchedule` moves it on from the time
+that the instance has seen, and submits the jobs, in one act. So no due time is submitted twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import attrs
+
+from ... import UnknownLaneError
+from .._contract.act import Act, Lookups, Question
+from .._contract.protocol import LISTED
+from .._contract.records import SubmittedJob
+from .._contract.state import DEAD, ENDED
+from .._options.schedule import DurableSchedule
+from .._rules.budget import Budget
+from .._rules.engine import Engine
+from .._rules.lane_limits import configured, limit_of
+from .._rules.queues import Queues
+from .._rules.tables import FIRES, LIMITS
+from .orders import Cancel
+
+
+class PutSchedule(Act[None]):
+    """Set a schedule, or replace that of the same name, which keeps its past and its pause.
+
+    The next due time stays, too, unless the due times are others now.
+
+    Raises:
+      UnknownLaneError, ValueError: as `Enqueue` does.
+    """
+
+    new: DurableSchedule
+
+    def apply(self, queues: Queues) -> None:
+        new, lanes = self.new, queues.tables.of(LIMITS)
+        if limit_of(lanes, new.job.lane) is None:
+            raise UnknownLaneError(new.job.lane, configured(lanes))
+        if new.job.cost is not None:
+            Budget(queues.tables, queues.now).check_units(new.job.lane, new.job.cost)
+        old = queues.tables.schedule(new.name)
+        if old is None:
+            new = attrs.evolve(new, id=queues.tables.next_number())
+        else:
+            keeps = old.next is None or old.times == new.times
+            past = {field: getattr(old, field) for field in ("id", "last", "last_id", "skipped")}
+            new = attrs.evolve(new, next=old.next if keeps else new.next, **past)
+        _put(queues, new)
+
+
+class FireSchedule(Act[bool]):
+    """Move a schedule on from a due time, and submit its jobs, as far as they may overlap.
+
+    The answer is False, and nothing has changed, if this is not its next due time any more.
+
+    Raises:
+      LaneError, ValueError: as `Enqueue` does.
+    """
+
+    schedule: str
+    due: float
+    next: float
+    last: float
+    """The due time of the last job."""
+    skipped: int
+    overlap: str
+    outcome: str
+    """Of the job before, if it is cancelled."""
+    batch: Sequence[SubmittedJob]
+
+    @property
+    def lookups(self) -> Lookups:
+        return Lookups(batch=self.batch)
+
+    def apply(self, engine: Engine) -> bool:
+        of, batch, skipped = engine.tables.schedule(self.schedule), self.batch, self.skipped
+        if of is None or of.next != self.due:
+            return False
+        before = None if of.last_id is None else engine.tables.get(of.last_id)
+        if before is not None and (before.state in ENDED or before.state is DEAD):
+            before = None
+        if before is not None and self.overlap == "skip":
+            batch, skipped = (), skipped + len(batch)
+        ids = engine.enqueue(batch)
+        if ids:
+            if before is not None and self.overlap == "cancel":
+                Cancel(before.id, self.outcome).apply(engine)
+            of = attrs.evolve(of, last=self.last, last_id=ids[-1])
+        _put(engine, attrs.evolve(of, next=self.next, skipped=of.skipped + skipped))
+        return True
+
+
+class PauseSchedule(Act[bool]):
+    """Pause a schedule, or resume it. The answer is False if there is none of that name."""
+
+    schedule: str
+    next: float | None
+    """The next due time of one that is resumed; None: it is paused."""
+
+    def apply(self, queues: Queues) -> bool:
+        of = queues.tables.schedule(self.schedule)
+        if of is not None and (self.next is None or of.next is None):
+            _put(queues, attrs.evolve(of, next=self.next))
+        return of is not None
+
+
+class DropSchedule(Act[bool]):
+    """Forget a schedule; its jobs stay. The answer is False if there is none of that name."""
+
+    schedule: str
+
+    def apply(self, queues: Queues) -> bool:
+        of = queues.tables.schedule(self.schedule)
+        if of is not None:
+            queues.tables.drop_schedule(of.id)
+            _note_first(queues)
+        return of is not None
+
+
+class SchedulesOf(Question[tuple[float, list[DurableSchedule]]]):
+    """The store's Unix time, and at most ``LISTED`` schedules."""
+
+    schedule: str | None
+    """That of this name; None: all."""
+    after: int | None
+    """Those with ids above it, by id; None: those that are due, or the first that will be."""
+
+    def answer(self, queues: Queues) -> tuple[float, list[DurableSchedule]]:
+        now, tables = queues.now - queues.ahead, queues.tables
+        if self.schedule is not None:
+            one = tables.schedule(self.schedule)
+            return now, [] if one is None else [one]
+        if self.after is not None:
+            return now, tables.schedules(self.after, LISTED)
+        return now, tables.schedules_due(now, LISTED) or tables.schedules_due(math.inf, 1)
+
+
+def _put(queues: Queues, schedule: DurableSchedule) -> None:
+    queues.tables.put_schedule(schedule)
+    _note_first(queues)
+
+
+def _note_first(queues: Queues) -> None:
+    """Note when the first schedule falls due; if that is earlier now, instances take a step."""
+    before = queues.tables.of(FIRES).get("")
+    first = next((one.next for one in queues.tables.schedules_due(math.inf, 1)), None)
+    if first != before:
+        queues.tables.put(FIRES, "", first)
+    if first is not None and (before is None or first < before):
+        queues.look = queues.look_elsewhere = True
