@@ -420,7 +420,8 @@ class DurableBlocker:
     until: float | None = None
     """When the reason ends, in the store's time, which is close to Unix time; None: unknown."""
     before: int = 0
-    """``order`` in a lane: how many jobs are before it there, ``job`` included: 1,000 at most."""
+    """``order`` in a lane: how many jobs are before it there, ``job`` included: 1,000 at most. In a
+    fair lane only the first job of each owner is counted."""
 
     def __str__(self) -> str:
         """The reason in words, as a sentence of which the job is the subject."""
