@@ -83,7 +83,7 @@ async def crowd(lanes: Lanes) -> None:
 
 
 def photograph(url: str, files: list[Path]) -> None:
-    """Wait until there is something to see, pick a job that waits, and take the pictures."""
+    """Wait until there is something to see, choose a job that waits, and take the pictures."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=list(FLAGS)
@@ -95,11 +95,7 @@ def photograph(url: str, files: list[Path]) -> None:
             pages.append(page)
         pages[0].wait_for_timeout(SECONDS * 1000)
         for page, file in zip(pages, files, strict=True):
-            waits = "[...document.querySelector('lanes-timeline').jobs.values()].map(k => k.job)"
-            page.evaluate(
-                f"() => {{ const job = {waits}.find(j => j.state === 'waiting' && j.session);"
-                " document.dispatchEvent(new CustomEvent('lanes-pick', {detail: {id: job.id}})); }"
-            )
+            page.locator("lanes-table td a").first.click()  # the longest wait of the first lane
             page.get_by_text("Why does it wait?").wait_for()
             page.evaluate("document.activeElement.blur()")
             page.screenshot(path=str(file))

@@ -115,7 +115,7 @@ class Actions:
         key = asked.get("key")
         undo = self._undos.pop(key, None) if isinstance(key, str) else None
         if undo is None or undo.until < trio.current_time():
-            raise RefusedError(410, "this cannot be undone any more")
+            raise RefusedError(410, "this cannot be undone any more; set it back by an action")
         undo.call()
         self._notes.add("info", "undone", "", f"undone: {undo.text}")
         return {"text": f"Undone: {undo.text}"}
@@ -207,7 +207,7 @@ class Actions:
     def _job(self, asked: Mapping[str, Any]) -> Any:
         job = self._frames.find(whole(asked, "job"))
         if job is None:
-            raise RefusedError(404, "there is no such job any more")
+            raise RefusedError(404, "there is no such job any more: search for its number")
         return job
 
     def _meant(self, name: str) -> list[LaneStatistics | SessionStatistics]:

@@ -144,7 +144,9 @@ class _Page:
         if role is None:
             raise RefusedError(403, "this page is not for you")
         if operates and (role != "operate" or not self._guard.has_token(request)):
-            raise RefusedError(403, "you may look, and not act")
+            raise RefusedError(
+                403, "you may look, and not act; load the page again if you may by now"
+            )
         return role
 
     async def _page(self, request: Request) -> Response:

@@ -71,8 +71,9 @@ class Durable:
         waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MAX_JOBS_OF_A_STATE)
         problems = await lanes.health()
         groups = Counter((job.name, _type(job)) for job in letters)
+        seen = max((job.seen_at for job in (*letters, *parked, *waiting)), default=time.time())
         return {
-            "at": round(time.time(), 3),
+            "at": round(seen, 3),  # by the store's clock, as all times of its jobs
             **verdict(problems),
             "totals": shown(now, *JOB_COUNTS),
             "lanes": shown(now.lanes),
@@ -111,7 +112,7 @@ class Durable:
         here = [] if self._lanes.local is None else self._lanes.local.jobs()
         runs = (one for one in here if isinstance(one.meta, DurableRun) and one.meta.id == id)
         return {
-            "at": round(time.time(), 3),
+            "at": round(status.seen_at, 3),
             **shown(status, *_OF_A_JOB, "waits", "history", longest=300),
             "roots": [root_of(cause) for cause in causes],
             "children": children_of(next(runs, None)),

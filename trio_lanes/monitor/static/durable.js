@@ -9,13 +9,12 @@ class Durable extends Panel {
 
   /** @param {View} view */
   set view(view) {
-    this.fill({ ...view, at: 0, operates: this.operates }, () => [h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"),
+    this.fill({ ...view, at: Math.round(view.at / 5), operates: this.operates }, () => [h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"),
       ...(view.error === undefined ? this.#parts(view) : [h("p", { class: "error" }, view.error)]))]);
   }
 
   /** @param {View} view */
   #parts({ at, health, unseen, lanes, instances, locks, quotas, paused, schedules, dead, more_dead: more, totals, jobs }) {
-    const names = [...new Set(instances.flatMap((one) => Object.keys(one.lanes)))].sort();
     const places = new Map(instances.map((one) => [one.id, `${one.host} ${one.pid}`]));
     const left = (/** @type {number | null} */ until, /** @type {string} */ before, after = "") => until === null ? "" : before + seconds(Math.max(0, until - at)) + after;
     const listed = (/** @type {string} */ title, /** @type {(Node | string)[][]} */ lines) => lines.length ? [h("h3", {}, title), h("ul", { class: "notes" }, ...lines.map((line) => h("li", {}, ...line)))] : [];
@@ -30,8 +29,8 @@ class Durable extends Panel {
       table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], Object.entries(lanes).map(([name, lane]) =>
         [name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
           `${lane.running} of ${limit(lane.concurrency)}`, `${lane.waiting}`, `${lane.parked}`, `${lane.dead}`])),
-      table("Instances", ["instance", "running", "since", ...names], instances.map((one) =>
-        [`${one.host} ${one.pid}`, `${one.running}`, seconds(at - one.since), ...names.map((name) => `${one.lanes[name] ?? 0}`)])),
+      table("Instances", ["instance", "running", "by lane", "since"], instances.map((one) =>
+        [`${one.host} ${one.pid}`, `${one.running}`, Object.entries(one.lanes).sort().map(([name, runs]) => `${name} ${runs}`).join(" · ") || "–", seconds(at - one.since)])),
       ...listed("Locks", locks.map((lock) => [`${lock.key}: held by `, ...asked(lock.holders, lock.holding), ...waiting(lock)])),
       ...listed("Quotas", quotas.map((quota) => [`${quota.name}: ` + quota.levels.map(({ used, limit: most, full_at: full }) =>
         `${used} of ${most.limit} ${most.unit} in ${seconds(most.per)} used` + left(full, ", replenished in ")).join("; "), ...waiting(quota)])),
@@ -44,8 +43,8 @@ class Durable extends Panel {
           handler: group.handler, error: group.error, seen: group.count,
           ask: `Queue ${group.count} dead jobs of ${group.handler} again, which ended in ${group.error}? This cannot be undone.` }) }, "Requeue…")] : [])]),
       ...(more > 0 ? [[`and ${more} more`]] : [])]),
-      ...listed("Waiting jobs", jobs.map((job) => [to("stored", job.id, `${job.id} ${job.session ?? job.name}`),
-        ` ${job.why ?? job.state}, attempt ${job.attempt}` + (job.crashes ? `, ${job.crashes} crashes` : "")])),
+      ...listed("Waiting jobs", jobs.map((job) => [to("stored", job.id, `${job.id} ${job.name}`), ` ${job.why ?? job.state}` + left(job.until, ", ", " more"), h("small", {},
+        [job.session, job.lane, `submitted ${seconds(Math.max(0, at - job.submitted_at))} ago`, job.attempt && `attempt ${job.attempt}`, job.crashes && `${job.crashes} crashes`].filter(Boolean).join(" · "))])),
     ];
   }
 }

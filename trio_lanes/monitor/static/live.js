@@ -89,7 +89,7 @@ class Live extends HTMLElement {
     if (typeof question === "string" && !await this.#confirmed(question)) return;
     const answer = await fetch(served("act"), { method: "POST", body: JSON.stringify(wanted),
       headers: { "Content-Type": "application/json", "X-Lanes-Token": this.#token } }).catch(() => null);
-    const said = answer === null ? { error: "the server cannot be reached" } : await answer.json().catch(() => ({ error: `status ${answer.status}` }));
+    const said = answer === null ? { error: "the server cannot be reached: look again when the page is live" } : await answer.json().catch(() => ({ error: `the server has failed with status ${answer.status}: look into its log` }));
     this.#toast(said.error ?? said.text, said.error !== undefined, said.undo, said.seconds);
     tell(this, "lanes-acted", wanted);
   }

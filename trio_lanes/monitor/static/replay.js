@@ -40,7 +40,7 @@ class Replay extends HTMLElement {
     const asked = `lane=${encodeURIComponent(this.#lane.value)}&limit=${this.#limit.value}`;
     this.#answer.replaceChildren("replaying …");
     const answer = await fetch(served(`replay?${asked}`)).catch(() => null);
-    const told = answer === null ? { error: "the server cannot be reached" } : await answer.json();
+    const told = answer === null ? { error: "the server cannot be reached: ask again when the page is live" } : await answer.json();
     if (told.error !== undefined) { this.#answer.replaceChildren(told.error); return; }
     const row = (/** @type {string} */ name, /** @type {Waits} */ waits) => [name, seconds(waits.p50), seconds(waits.p95), seconds(waits.longest), waits.per_second.toFixed(2)];
     const title = `${told.jobs} jobs of ${seconds(told.seconds)}`;
