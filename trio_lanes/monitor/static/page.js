@@ -71,7 +71,7 @@ async function ask() {
 function show(told, id) {
   const ended = timeline.jobs.get(id)?.job;
   if (told) story.told = told;
-  else if (ended && ended.finished !== null) story.told = { ...ended, at: now(), owner: null, parent: null, place: null, roots: [] };
+  else if (ended && ended.finished !== null) story.told = { ...ended, at: now(), owner: null, parent: null, place: null, roots: [], children: null };
   else story.clear(`Job ${id}`, "It neither waits nor runs, and is not among the last that ended.");
 }
 
