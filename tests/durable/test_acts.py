@@ -6,6 +6,7 @@ import ast
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,7 +104,7 @@ EXAMPLES: Mapping[str, Any] = {
     "Sequence[SubmittedJob]": [SubmittedJob(name="echo", cost={"tokens": 2})],
     "Sequence[RateLimit]": (RateLimit(5),),
     "Mapping[int, str]": {1: "{}"},
-    "Mapping[str, int]": {"tokens": -3},
+    "Costs": {"tokens": -3, "usd": Decimal("-0.25")},
     "Mapping[str, LaneLimit | int | float | None]": {"main": LaneLimit(2), "a": 3, "b": None},
     "Mapping[str, GroupLimit] | None": None,
     "Mapping[str, Any]": {"hold": True},

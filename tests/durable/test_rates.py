@@ -2,7 +2,8 @@
 
 import sqlite3
 from contextlib import closing
-from typing import Final, TypeAlias
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
 
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
@@ -31,13 +32,18 @@ PERS = st.sampled_from([0.1, 1.0, 3.0, 7.7, 60.0])
 
 COSTS = st.fixed_dictionaries(
     {"requests": st.sampled_from([0, 1, 1, 2, 4, 8, 40])},
-    optional={"tokens": st.sampled_from([0, 1, 3, 9, 40])},
+    optional={
+        "tokens": st.sampled_from([0, 1, 3, 9, 40]),
+        "usd": st.sampled_from([0, 1, *map(Decimal, ["0", "0.01", "0.25", "1.5", "40.000001"])]),
+    },
 )
 
 
 @st.composite
-def limits(draw: st.DrawFn, units: tuple[str, ...] = ("requests", "tokens")) -> RateLimit:
+def limits(draw: st.DrawFn, units: tuple[str, ...] = ("requests", "tokens", "usd")) -> RateLimit:
     limit, per, unit = draw(AMOUNTS), draw(PERS), draw(st.sampled_from(units))
+    if unit == "usd":  # in millionths
+        limit = Decimal(limit)
     if draw(st.booleans()):
         return RateLimit(limit, per, algorithm="sliding", unit=unit)
     burst = draw(st.none() | st.just(limit) | AMOUNTS.filter(lambda burst: burst <= limit))
@@ -55,7 +61,7 @@ STARTS = st.lists(
     min_size=10,
     max_size=40,
 )
-Starts: TypeAlias = list[tuple[float | None, dict[str, int], tuple[int, int] | None]]
+Starts: TypeAlias = list[tuple[float | None, dict[str, Any], tuple[int, int] | None]]
 RUNS_OVER: Final = [RateLimit(11, per=10, burst=10)]
 STARTS_THAT_RUN_OVER: Final[Starts] = [
     (None, {"requests": 10}, None),
@@ -72,7 +78,7 @@ def test_a_store_starts_a_job_exactly_when_the_core_would(
 ) -> None:
     tables, core = MemoryTables(), Rates(rates)
     meters = meters_of("lane main", core.limits)
-    now, charged = 1e9, list[tuple[float, dict[str, int]]]()
+    now, charged = 1e9, list[tuple[float, dict[str, Any]]]()
     for wait, costs, correction in starts:
         expected = core.ready_at(costs, now)
         assert max(ready_at(tables, meters, costs), now) == max(expected, now)
@@ -90,8 +96,8 @@ def test_a_store_starts_a_job_exactly_when_the_core_would(
 
 
 def less_of(
-    charged: list[tuple[float, dict[str, int]]], later: int, amount: int
-) -> tuple[float, dict[str, int]]:
+    charged: list[tuple[float, dict[str, Any]]], later: int, amount: int
+) -> tuple[float, dict[str, Any]]:
     """Lessen one of the charges; return when it was made, and by how much it is less now."""
     at, costs = charged[max(0, len(charged) - 1 - later)]
     less = {unit: min(amount, taken) for unit, taken in costs.items()}

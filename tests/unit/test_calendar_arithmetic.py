@@ -93,7 +93,7 @@ class Clock:
         self.ahead = ahead
 
     def meter(self, limit: Any, per: Literal["day", "month"] = "day") -> CalendarWindow:
-        return CalendarWindow(limit, per, "Europe/Berlin", lambda: self.ahead)
+        return CalendarWindow(Fraction(limit), per, "Europe/Berlin", lambda: self.ahead)
 
 
 def days() -> Iterator[tuple[int, int]]:

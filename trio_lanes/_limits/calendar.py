@@ -39,12 +39,12 @@ class CalendarWindow:
 
     def __init__(
         self,
-        limit: Amount | Fraction,
+        limit: Exact,
         per: Literal["day", "month"],
         timezone: str,
         ahead: Callable[[], float],
     ) -> None:
-        self._limit = exact(limit)
+        self._limit = limit
         self._per = per
         self._zone = _check.time_zone("timezone", timezone)
         self._ahead = ahead

@@ -54,8 +54,8 @@ class SlidingWindow:
 
     __slots__ = ("_limit", "per")
 
-    def __init__(self, limit: Amount, per: float) -> None:
-        self._limit = exact(limit)
+    def __init__(self, limit: Exact, per: float) -> None:
+        self._limit = limit
         self.per = Fraction(per)
         """The length of the window."""
 
@@ -151,10 +151,11 @@ class Bucket:
 
     __slots__ = ("_burst", "_interval", "_rate", "per")
 
-    def __init__(self, limit: Amount, per: float, burst: Amount | None) -> None:
+    def __init__(self, limit: Amount, per: float, burst: Amount | None, scale: int = 1) -> None:
         self.per = Fraction(per)
         """The time in which the limit may be used."""
-        self._burst, self._rate = bucket_shape(limit, per, burst)
+        burst_of_one, rate_of_one = bucket_shape(limit, per, burst)
+        self._burst, self._rate = burst_of_one * scale, rate_of_one * scale
         self._interval = 1 / self._rate
 
     def ready_at(self, marks: Marks, amount: Amount) -> float:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
 import attrs
 
 from .._config import check as _check
-from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, rounded_up
+from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, exact, rounded_up
 from .meters import Bucket, Mark, SlidingWindow, put
 
 if TYPE_CHECKING:
@@ -386,16 +386,19 @@ def _kind(limit: RateLimit) -> tuple[str, str, str]:
     return limit.unit, limit.algorithm, limit.per if isinstance(limit.per, str) else ""
 
 
-def meter_of(limit: RateLimit, ahead: Callable[[], float] | None = None) -> Meter:
-    """Return the meter of a limit; ``ahead`` says by how much the clock is ahead of Unix time, if
-    it is not Trio's clock."""
+def meter_of(limit: RateLimit, scale: int = 1, ahead: Callable[[], float] | None = None) -> Meter:
+    """Return the meter of a limit, for amounts in parts of which ``scale`` are 1.
+
+    ``ahead`` says by how much the clock is ahead of Unix time, if that is not Trio's clock.
+    """
+    most = exact(limit.limit) * scale
     if isinstance(limit.per, str):
         from .calendar import CalendarWindow, ahead_of_wall
 
-        return CalendarWindow(limit.limit, limit.per, limit.timezone, ahead or ahead_of_wall)
+        return CalendarWindow(most, limit.per, limit.timezone, ahead or ahead_of_wall)
     if limit.algorithm == "sliding":
-        return SlidingWindow(limit.limit, limit.per)
-    return Bucket(limit.limit, limit.per, limit.burst)
+        return SlidingWindow(most, limit.per)
+    return Bucket(limit.limit, limit.per, limit.burst, scale)
 
 
 NO_RATES: Final = Rates()  # it has no meters, so that all lanes without rates can share it

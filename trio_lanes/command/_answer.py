@@ -7,11 +7,13 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final, final
 
 import attrs
 
 from .. import RateLimit
+from .._config.exact import Amount
 from ._exits import DONE
 
 
@@ -59,6 +61,8 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, Decimal):
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -92,10 +96,14 @@ def rate_text(limit: RateLimit) -> str:
         for name, usual in (("unit", "requests"), ("algorithm", "gcra"), ("burst", None))
         if getattr(limit, name) != usual
     ]
-    return ",".join([f"{limit.limit:g}/{limit.per:g}", *options])
+    amount = f"{limit.limit:g}"
+    if isinstance(limit.limit, Decimal):
+        amount = f"{limit.limit:f}"
+        amount += "" if "." in amount else ".0"  # by the point it is read as a Decimal
+    return ",".join([f"{amount}/{limit.per:g}", *options])
 
 
-def number(value: float) -> str:
+def number(value: Amount) -> str:
     """Format a count or a limit."""
     return "∞" if value == math.inf else f"{value:,}"
 

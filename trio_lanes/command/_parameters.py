@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
 
@@ -70,19 +71,19 @@ def rate(text: str) -> RateLimit:
     """Parse a rate limit: the amount and the seconds, then options of `RateLimit`."""
     amounts, *given = text.split(",")
     try:
-        limit, per = map(_amount, amounts.split("/"))
+        limit, per = amounts.split("/")
         options: dict[str, Any] = dict(option.split("=", 1) for option in given)
         if "burst" in options:
             options["burst"] = _amount(options["burst"])
-        return RateLimit(limit, per, **options)
-    except (TypeError, ValueError) as error:
+        return RateLimit(_amount(limit), float(per), **options)
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise click.BadParameter(
             f"{text!r} is not a rate such as 500/60 or 90000/60,unit=tokens ({error})"
         ) from None
 
 
-def _amount(text: str) -> int | float:
-    return int(text) if text.isdecimal() else float(text)
+def _amount(text: str) -> int | Decimal:
+    return int(text) if text.isdecimal() else Decimal(text)
 
 
 def reserve(text: str) -> tuple[str, int]:

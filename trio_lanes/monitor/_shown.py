@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
 from itertools import islice
 from typing import Any, Final
@@ -33,6 +34,8 @@ def shown(value: Any, *names: str, longest: int = 120) -> Any:
         return clipped(value, longest)
     if isinstance(value, float):
         return None if value == math.inf else round(value, 3)
+    if isinstance(value, Decimal):
+        return str(value)
     if isinstance(value, Enum):
         return value.value
     if attrs.has(type(value)):

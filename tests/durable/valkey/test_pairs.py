@@ -68,7 +68,7 @@ LUA_ONLY = {
     """,
     "orders": "add_clearable put_groups changed_lanes put_lanes relist_lanes",
     "queues": "head_of pause_of resume_sessions do_due",
-    "rates": "key_of forget_at do_counted",
+    "rates": "counted_in fits key_of forget_at do_counted",
     "runs": "keep",
     "schedules": "records_of record_of",
     "talk": "message_of put_message",
@@ -78,7 +78,7 @@ LUA_ONLY = {
 PYTHON_ONLY = {
     "affinity": "ticket_of",
     "blockers": "blockers known",
-    "budget": "Budget._limit Budget.meters",
+    "budget": "Budget._limit Budget.meters misfit",
     "claims": """
         is_paused size read first pop ready shares LaneTurn._suspect LaneTurn.put_passed
     """,
@@ -98,7 +98,7 @@ PYTHON_ONLY = {
     "orders": "replace portion",
     "queues": "rules forget_effects advance wait_again",
     "rates": """
-        meters_of names_of costs_of counted put level to_json from_json
+        kind_of meters_of names_of costs_of counted put level to_json from_json read
     """,
 }
 """What Lua leaves to another file or to the client, and what it needs not."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -18,7 +19,7 @@ from .server import Server
 from .test_rare_ways import PLACE, Stage
 
 pytestmark = pytest.mark.real_processes
-EVERYTHING = {"requests": 1_000, "tokens": 1_000}
+EVERYTHING = {"requests": 1_000, "tokens": 1_000, "usd": 1_000}
 """Costs that are admitted when nothing is used."""
 
 
@@ -41,7 +42,7 @@ class Both:
         self._stage, self._store, self._limits = stage, store, limits
         self.core = Rates([in_micros(limit) for limit in limits])
         self.now = 0.0
-        self.charged: list[tuple[float, dict[str, int]]] = []
+        self.charged: list[tuple[float, dict[str, Any]]] = []
 
     async def begin(self) -> None:
         _, at, _ = await self._store.do(Spend("q", self._limits, {}), ticket())
@@ -52,10 +53,10 @@ class Both:
         self._stage.clock.jump(micros / 1e6)
         self.now += micros
 
-    def ready_at(self, costs: Mapping[str, int]) -> float:
+    def ready_at(self, costs: Mapping[str, Any]) -> float:
         return math.ceil(max(self.core.ready_at(costs, self.now), self.now))
 
-    async def spend(self, costs: dict[str, int]) -> None:
+    async def spend(self, costs: dict[str, Any]) -> None:
         """Take costs from both if the core admits them; else both refuse them."""
         id, at, _ = await self._store.do(Spend("q", self._limits, costs), ticket())
         if self.ready_at(costs) > self.now:
@@ -66,7 +67,7 @@ class Both:
             self.core.charge(costs, self.now)
             self.charged.append((self.now, {**costs}))
 
-    async def wait_for(self, costs: dict[str, int]) -> None:
+    async def wait_for(self, costs: dict[str, Any]) -> None:
         """Wait until the core admits costs; a microsecond before, both refuse them."""
         left = self.ready_at(costs) - self.now
         if left > 0:
@@ -74,7 +75,7 @@ class Both:
             await self.spend(costs)
             self.wait(1)
 
-    async def settle(self, at: float, change: Mapping[str, int]) -> None:
+    async def settle(self, at: float, change: Mapping[str, Any]) -> None:
         await self._store.do(Settle("q", self._limits, at, change), ticket())
         self.core.correct(change, self.now, at)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Final
 
 import trio
@@ -177,11 +178,11 @@ class BudgetSpentError(LaneError):
     def __init__(
         self,
         quota: str,
-        left: Mapping[str, int] | Iterable[tuple[str, int]],
+        left: Mapping[str, int | Decimal] | Iterable[tuple[str, int | Decimal]],
         until: float | None,
     ) -> None:
         self.quota: Final = quota
-        self.left: Final[Mapping[str, int]] = dict(left)
+        self.left: Final[Mapping[str, int | Decimal]] = dict(left)
         self.until: Final = until
         super().__init__(quota, tuple(self.left.items()), until)
 

@@ -12,13 +12,15 @@ import math
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Final, Literal, TypeAlias, final
 
 import attrs
 
 from ... import Coalesce, RateLimit
-from ..._config.exact import bucket_shape
+from ..._config.exact import bucket_shape, exact
 from ..._config.reasons import REASONS
+from .amounts import Costs, amount_of, counted_in, scale_of
 from .state import DurableState
 
 # ---- from lanes to a store
@@ -45,7 +47,7 @@ class SubmittedJob:
     timeout: float = math.inf
     retry: str | None = None
     """JSON text of the job's own retry policy; None: the policy of the instance that runs it."""
-    cost: Mapping[str, int] | None = None
+    cost: Costs | None = None
     """What each start takes from the rates of its lane and group, by unit; None: one request."""
     headers: str | None = None
     """JSON text, {name: text}: what instruments of its submitter say to those of its runs."""
@@ -512,35 +514,40 @@ class QuotaLevel:
 
     limit: RateLimit
     """As the last spend applied it."""
-    used: int
-    """The amount that counts against the limit now; more than the limit after a settlement."""
+    used: int | Decimal
+    """The amount that counts against the limit now; more than the limit after a settlement. It is a
+    `Decimal` if the limit is."""
     full_at: float | None
     """When all of it may be used again if nothing more is spent, as Unix time; None: it may now."""
 
-    granted: int = 0
+    granted: int | Decimal = 0
     """How much more than the limit a person has granted, for now."""
 
     @property
-    def left(self) -> int:
+    def left(self) -> int | Decimal:
         """How much could be taken at once, at least; below 0 after a settlement above the limit."""
-        burst = bucket_shape(self.limit.limit, self.limit.per, self.limit.burst)[0]
-        most = burst if self.limit.algorithm == "gcra" else self.limit.limit
-        return math.floor(most) + self.granted - self.used
+        most, scale = exact(self.limit.limit), scale_of(self.limit.limit)
+        if self.limit.algorithm == "gcra":
+            most = bucket_shape(self.limit.limit, self.limit.longest, self.limit.burst)[0]
+        parts = math.floor(most * scale) + counted_in(self.granted, scale)
+        return amount_of(parts - counted_in(self.used, scale), scale)
 
     @property
     def is_low(self) -> bool:
         """Whether 80 % or more are used."""
-        return self.used * 5 >= (math.floor(self.limit.limit) + self.granted) * 4
+        scale = scale_of(self.limit.limit)
+        most = math.floor(exact(self.limit.limit) * scale) + counted_in(self.granted, scale)
+        return counted_in(self.used, scale) * 5 >= most * 4
 
 
 def is_budget(limit: RateLimit) -> bool:
     """Whether it is low with 80 % in use: an exact cap on an hour or longer."""
-    return limit.algorithm != "gcra" and limit.per >= SHORTEST_BUDGET
+    return limit.algorithm != "gcra" and limit.longest >= SHORTEST_BUDGET
 
 
-def left_of(levels: Iterable[QuotaLevel]) -> dict[str, int]:
+def left_of(levels: Iterable[QuotaLevel]) -> dict[str, int | Decimal]:
     """Return what could be taken at once from a quota, by unit: the least of its limits."""
-    left: dict[str, int] = {}
+    left: dict[str, int | Decimal] = {}
     for level in levels:
         unit = level.limit.unit
         left[unit] = min(level.left, left.get(unit, level.left))

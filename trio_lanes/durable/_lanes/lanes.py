@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar, final
 
@@ -26,6 +27,7 @@ from ... import (
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, is_template, session_key, template_of
 from .._contract.act import Act, new_ticket
+from .._contract.amounts import Costs
 from .._contract.errors import ResultGoneError, UnknownHandlerError
 from .._contract.protocol import PAGE, Store
 from .._contract.records import (
@@ -151,7 +153,7 @@ class DurableLanes(HasEnd):
         expires: float | None = None,
         timeout: float | None = math.inf,
         retry: RetryPolicy | None = None,
-        cost: int | Mapping[str, int] = 1,
+        cost: int | Decimal | Costs = 1,
         owner: str | None = None,
     ) -> DurableJob:
         """Submit a job. When this returns, the store has accepted it.
@@ -243,7 +245,7 @@ class DurableLanes(HasEnd):
         expires: float | None,
         timeout: float | None,
         retry: RetryPolicy | None,
-        cost: int | Mapping[str, int],
+        cost: int | Decimal | Costs,
         owner: str | None,
     ) -> SubmittedJob:
         """Check the values of a submission; return the record for the store."""

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from decimal import Decimal
 from functools import partial
 from socket import gethostname
 from typing import Final, final
@@ -25,11 +26,12 @@ import trio
 from ... import RateLimit
 from ..._config import check as _check
 from .._contract.act import new_ticket
+from .._contract.amounts import MAX_DECIMAL, Costs, difference, fits, scale_of, to_data
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import left_of
 from .._options.names import checked_name
-from .._options.submission import MAX_AMOUNT
+from .._options.submission import checked_amount
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
 from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend
@@ -101,7 +103,7 @@ class Requests:
         finally:
             self._held.discard(mine)
 
-    async def spend(self, quota: Quota, costs: Mapping[str, int], wait: bool) -> float:
+    async def spend(self, quota: Quota, costs: Costs, wait: bool) -> float:
         """Wait until costs are taken from a quota; return the store's time of that."""
         job, limits = self._job(), quota._limits
         request, at, low = await self._served(
@@ -199,7 +201,7 @@ class Quota:
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.Quota {self.name!r} of {', '.join(sorted(self._units))}>"
 
-    async def spend(self, *, wait: bool = True, **amounts: int) -> Spent:
+    async def spend(self, *, wait: bool = True, **amounts: int | Decimal) -> Spent:
         """Take amounts from the quota, by unit, as soon as all its limits admit them.
 
         Callers of all instances are served in the order in which they came. An amount above a limit
@@ -222,7 +224,7 @@ class Quota:
         assert self._requests is not None
         return Spent(self, costs, await self._requests.spend(self, costs, wait))
 
-    async def left(self) -> Mapping[str, int]:
+    async def left(self) -> Mapping[str, int | Decimal]:
         """Return what could be taken at once now, by unit: the least that a limit leaves.
 
         Below 0, more was used than a limit admits: by a settlement. A checkpoint.
@@ -232,7 +234,7 @@ class Quota:
         """
         return left_of(await self._store.look(LevelsOf(self.name, self._limits)))
 
-    async def grant(self, *, by: str | None = None, **amounts: int) -> None:
+    async def grant(self, *, by: str | None = None, **amounts: int | Decimal) -> None:
         """Let more be spent than the limits of the units admit, for all instances, once.
 
         It is for a person. It counts until a limit's window has passed, from now. The log
@@ -247,7 +249,8 @@ class Quota:
         """
         costs = self._checked(amounts)
         by = checked_name("by", f"{os.getpid()} on {gethostname()}" if by is None else by)
-        record = {"quota": self.name, "granted": costs, "by": by, "at": round(time.time(), 3)}
+        granted, at = to_data(costs), round(time.time(), 3)
+        record = {"quota": self.name, "granted": granted, "by": by, "at": at}
         await self._store.do(
             Grant(self.name, self._limits, costs, json.dumps(record)), new_ticket()
         )
@@ -256,15 +259,20 @@ class Quota:
         for unit in low:
             logger.warning("80 %% of the %s of the quota %r are used", unit, self.name)
 
-    def _checked(self, amounts: Mapping[str, int]) -> dict[str, int]:
+    def _checked(self, amounts: Costs) -> dict[str, int | Decimal]:
         for unit, amount in amounts.items():
             if unit not in self._units:
                 counted = ", ".join(map(repr, sorted(self._units)))
                 raise ValueError(
                     f"quota {self.name!r} does not count {unit!r} (counted: {counted})"
                 )
-            if not 0 <= _check.whole(unit, amount) <= MAX_AMOUNT:
-                raise ValueError(f"{unit} must be from 0 to 10**12, got {amount!r}")
+            checked_amount(unit, amount)
+            for limit in self._limits:
+                if limit.unit == unit and not fits(amount, scale_of(limit.limit)):
+                    raise ValueError(
+                        f"{unit} must be a whole number where the limit is an int, and at most"
+                        f" {MAX_DECIMAL:,} where it is a Decimal, got {amount!r}"
+                    )
         return dict(amounts)
 
 
@@ -276,7 +284,7 @@ class Spent:
       costs: the amounts, by unit.
     """
 
-    def __init__(self, quota: Quota, costs: Mapping[str, int], at: float) -> None:
+    def __init__(self, quota: Quota, costs: Costs, at: float) -> None:
         self.costs: Final = costs
         self._quota: Final = quota
         self._at: Final = at
@@ -286,7 +294,7 @@ class Spent:
         spent = ", ".join(f"{amount} {unit}" for unit, amount in self.costs.items())
         return f"<trio_lanes.durable.Spent {spent} of {self._quota.name!r}>"
 
-    async def settle(self, **used: int) -> None:
+    async def settle(self, **used: int | Decimal) -> None:
         """Say which amounts were used in the end: the rest is given back, or is taken as well.
 
         What is given back can be spent at once, by the caller that is next. Amounts above those
@@ -299,7 +307,8 @@ class Spent:
         """
         quota = self._quota
         change = {
-            unit: amount - self.costs.get(unit, 0) for unit, amount in quota._checked(used).items()
+            unit: difference(amount, self.costs.get(unit, 0))
+            for unit, amount in quota._checked(used).items()
         }
         if self._settled:
             raise RuntimeError(f"{self!r} was settled before")

@@ -11,6 +11,7 @@ from ... import LaneConfig, LaneGroup, RateLimit, open_lanes, resolve_global_lan
 from ..._config.names import SESSION_PREFIX
 from .._contract.records import GroupLimit, LaneLimit
 from .names import checked_name
+from .submission import checked_amount
 
 _NOT_DURABLE: Final[Mapping[str, object]] = {
     "aging": math.inf,
@@ -97,8 +98,10 @@ def checked_rates(given: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ..
     rates = (given,) if isinstance(given, RateLimit) else tuple(given)
     for rate in rates:
         checked_name("unit", rate.unit)
-        if isinstance(rate.per, str) or isinstance(rate.limit, Decimal):
-            raise ValueError(f"a store keeps no calendar and no Decimal yet, got {rate!r}")
+        if isinstance(rate.per, str):
+            raise ValueError(f"a store keeps no calendar yet, got {rate!r}")
+        if isinstance(rate.limit, Decimal):
+            checked_amount("limit", rate.limit)
     return rates
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, Final, Literal, final
 
 import attrs
 
 from ... import Coalesce
 from ..._config import check as _check
+from ..._config.exact import exact
 from ..._limits.rate import REQUESTS
+from .._contract.amounts import MAX_DECIMAL, MILLION, Costs
 from .._contract.records import SubmittedJob
 from .names import checked_name
 from .retry import RetryPolicy
@@ -40,7 +43,7 @@ class Submission:
     expires: float | None = None
     timeout: float = attrs.field(default=math.inf, converter=_check.or_inf)
     retry: RetryPolicy | None = None
-    cost: int | Mapping[str, int] = 1
+    cost: int | Decimal | Costs = 1
     owner: str | None = None
 
 
@@ -82,28 +85,39 @@ def checked_expires(expires: Any, delay: float) -> float | None:
     return expires  # type: ignore[no-any-return]  # finite_seconds() has checked it
 
 
-def checked_cost(cost: Any) -> Mapping[str, int] | None:
+def checked_cost(cost: Any) -> Costs | None:
     """Return the amounts of a cost by unit, requests among them; None: one request alone.
 
     Raises:
-      TypeError: if it is neither a whole number nor a mapping of units to whole numbers.
-      ValueError: for a blank unit, or one that a store could not keep; for an amount that is not
-        whole, negative or above `MAX_AMOUNT`.
+      TypeError: if it is neither an amount nor a mapping of units to amounts.
+      ValueError: for a blank unit, or one that a store could not keep; for a bad amount.
     """
     if type(cost) is int and cost == 1:
         return None
     if not isinstance(cost, Mapping):
-        cost = {REQUESTS: _amount("cost", cost)}
-    costs = {REQUESTS: 1}
+        cost = {REQUESTS: checked_amount("cost", cost)}
+    costs: dict[str, int | Decimal] = {REQUESTS: 1}
     for unit, amount in cost.items():
         if not checked_name("a unit of cost", unit).strip():
             raise ValueError(f"a unit of cost must not be blank, got {unit!r}")
-        costs[unit] = _amount(f"cost of {unit!r}", amount)
+        costs[unit] = checked_amount(f"cost of {unit!r}", amount)
     return None if costs == {REQUESTS: 1} else costs
 
 
-def _amount(field: str, value: Any) -> int:
-    if _check.natural(field, value) > MAX_AMOUNT:
+def checked_amount(field: str, value: Any) -> int | Decimal:
+    """Return an amount that every store can count.
+
+    Raises:
+      TypeError, ValueError: if it is neither a whole number from 0 to `MAX_AMOUNT` nor a `Decimal`
+        from 0 to `MAX_DECIMAL` with at most six places.
+    """
+    if isinstance(value, Decimal):
+        if not value.is_finite() or not 0 <= value <= MAX_DECIMAL:
+            raise ValueError(f"{field} must be from 0 to {MAX_DECIMAL:,}, got {value!r}")
+        if value and (value.adjusted() < -6 or exact(value) * MILLION % 1):
+            raise ValueError(f"{field} must have at most six places, got {value!r}")
+        return value
+    if _check.natural(field, value, "a whole number or a Decimal") > MAX_AMOUNT:
         raise ValueError(f"{field} must be at most {MAX_AMOUNT:,}, got {value!r}")
     return value  # type: ignore[no-any-return]  # natural() has checked it
 

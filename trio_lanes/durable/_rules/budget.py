@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, final
 
 from ..._limits.rate import REQUESTS
+from .._contract.amounts import MAX_DECIMAL, Costs, fits
 from .._contract.records import GroupLimit, LaneLimit
 from . import rates
 from .job_record import JobRecord
@@ -134,13 +135,19 @@ class Budget:
         """Whether a rate of a lane or its group counts its starts."""
         return bool(self._meters(lane))
 
-    def check_units(self, lane: str, costs: rates.Costs) -> None:
-        """Refuse costs in a unit that no rate of a lane and of its group counts.
+    def check_units(self, lane: str, costs: Costs) -> None:
+        """Refuse costs that the rates of a lane and of its group do not count.
 
         Raises:
-          ValueError: it names the unit, and the units that are counted.
+          ValueError: for another unit, it names the unit, and the units that are counted; for an
+            amount that has other parts than the limit, the unit and the amount.
         """
-        counted = {meter.unit for meter in self._meters(lane)}
+        meters = self._meters(lane)
+        for meter in meters:
+            amount = costs.get(meter.unit, 0)
+            if not fits(amount, meter.scale):
+                raise misfit(meter.unit, amount, lane)
+        counted = {meter.unit for meter in meters}
         for unit in costs.keys() - counted - {REQUESTS}:
             known = ", ".join(map(repr, sorted(counted))) or "none"
             raise ValueError(
@@ -192,6 +199,14 @@ class Budget:
         requests = [other for other in requests if other.lane in group.lanes]
         ahead = sum(other.fence < job.fence for other in requests)
         return [] if ahead < group.left + len(requests) else [("group", group.name)]
+
+
+def misfit(unit: str, amount: object, lane: str) -> ValueError:
+    """Return the error of an amount that has other parts than a limit."""
+    return ValueError(
+        f"cost of {unit!r} must be a whole number where a rate of lane {lane!r} or its group is an"
+        f" int, and at most {MAX_DECIMAL:,} where it is a Decimal, got {amount}"
+    )
 
 
 @final

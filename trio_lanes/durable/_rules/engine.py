@@ -54,6 +54,7 @@ from typing import Final, TypeVar, final
 import attrs
 
 from ... import LaneFullError, UnknownLaneError
+from .._contract.amounts import to_data
 from .._contract.errors import KeyConflictError
 from .._contract.records import (
     Cancelled,
@@ -481,7 +482,7 @@ def _record(item: SubmittedJob, now: float) -> JobRecord:
         item.key,
         None if item.key is None else digest(item.payload),
         item.retry,
-        None if item.cost is None else json.dumps(dict(item.cost)),
+        None if item.cost is None else json.dumps(to_data(item.cost)),
         item.headers,
         item.run_at,
         item.owner,

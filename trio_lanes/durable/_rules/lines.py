@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from ... import RateLimit
 from ..._config.names import is_template, template_of
+from .._contract.amounts import Costs, from_data
 from .._contract.protocol import LISTED
 from .._contract.records import QuotaLevel
 from . import rates
@@ -71,7 +72,7 @@ def quotas(
 
 
 def refused_until(
-    queues: Queues, line: str, limits: Sequence[RateLimit], costs: rates.Costs
+    queues: Queues, line: str, limits: Sequence[RateLimit], costs: Costs
 ) -> float | None:
     """Return until when a quota cannot give costs at once, at least; None: it can."""
     at = rates.ready_at(queues.tables, rates.meters_of(line, limits), costs, queues.now)
@@ -194,6 +195,6 @@ def ready_at(queues: Queues, request: Request) -> float:
     return rates.ready_at(queues.tables, *_terms(request), queues.now)
 
 
-def _terms(request: Request) -> tuple[list[rates.Meter], rates.Costs]:
+def _terms(request: Request) -> tuple[list[rates.Meter], Costs]:
     limits, costs = json.loads(request.data)
-    return rates.meters_of(request.line, rates.from_json(limits)), costs
+    return rates.meters_of(request.line, rates.from_json(limits)), from_data(costs)

@@ -11,22 +11,23 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from ... import RateLimit
 from ..._config.exact import NEVER_USED, rounded_up
-from ..._limits.meters import Bucket, Marks, SlidingWindow
+from ..._limits.meters import Bucket, Marks
 from ..._limits.rate import REQUESTS, meter_of
+from ..._limits.rate import Meter as Arithmetic
+from .._contract.amounts import Costs, amount_of, counted_in, from_data, scale_of
 from .._contract.records import GroupLimit, LaneLimit, QuotaLevel, is_budget
 from .job_record import JobRecord
 from .tables import GRANTS, Tables
 
-Costs: TypeAlias = Mapping[str, int]
-"""{unit: amount}"""
-_KEY: Final = re.compile(r"(lane|quota) (.*) (?:gcra|sliding) \d+(?: \S+)?", re.DOTALL)
+_KEY: Final = re.compile(r"(lane|quota) (.*) (?:gcra|sliding)(?:-decimal)? \d+(?: \S+)?", re.DOTALL)
 ONE_REQUEST: Final[Costs] = MappingProxyType({REQUESTS: 1})
 
 
@@ -37,8 +38,10 @@ class Meter(NamedTuple):
     """The name under which the store keeps the marks."""
     unit: str
     """The unit that is counted."""
-    of: SlidingWindow | Bucket
-    """The arithmetic."""
+    of: Arithmetic
+    """The arithmetic, in parts."""
+    scale: int
+    """How many parts are 1."""
 
 
 def meters_of(owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
@@ -48,11 +51,20 @@ def meters_of(owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
     for limit in limits:
         # quoted, so that `names_of` finds the name of the lane, whatever blanks it has
         unit = "" if limit.unit == REQUESTS else f" {quote(limit.unit, safe='')}"
-        kind = f"{limit.algorithm}{unit}"
-        key = f"{owner} {limit.algorithm} {numbers[kind]}{unit}"
-        meters.append(Meter(key, limit.unit, meter_of(limit)))
-        numbers[kind] += 1
+        kind, scale = kind_of(limit)
+        key = f"{owner} {kind} {numbers[kind + unit]}{unit}"
+        meters.append(Meter(key, limit.unit, meter_of(limit, scale), scale))
+        numbers[kind + unit] += 1
     return meters
+
+
+def kind_of(limit: RateLimit) -> tuple[str, int]:
+    """Return the kind of a limit, and how many parts are 1 in its marks.
+
+    One that has other parts is of another kind: it does not inherit the marks of the former.
+    """
+    scale = scale_of(limit.limit)
+    return (limit.algorithm if scale == 1 else f"{limit.algorithm}-decimal"), scale
 
 
 def names_of(kind: str, keys: Iterable[str]) -> set[str]:
@@ -62,11 +74,13 @@ def names_of(kind: str, keys: Iterable[str]) -> set[str]:
 
 def costs_of(job: JobRecord) -> Costs:
     """Return what a start of a job takes from rates, by unit."""
-    return ONE_REQUEST if job.cost is None else json.loads(job.cost)
+    return ONE_REQUEST if job.cost is None else from_data(json.loads(job.cost))
 
 
 def _window_end(meter: Meter, now: float) -> float:
-    return rounded_up(Fraction(now) + meter.of.per)
+    if isinstance(meter.of, Bucket):
+        return rounded_up(Fraction(now) + meter.of.per)
+    return meter.of.refilled_at(meter.of.charged([], 0, now)[0])
 
 
 def charge(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float) -> None:
@@ -149,7 +163,7 @@ def _counted(meters: Iterable[Meter], costs: Costs) -> Iterator[tuple[Meter, int
     for meter in meters:
         amount = costs.get(meter.unit)
         if amount:
-            yield meter, amount
+            yield meter, counted_in(amount, meter.scale)
 
 
 def _put(tables: Tables, meter: Meter, added: Marks, keep: int) -> None:
@@ -168,25 +182,30 @@ def levels(
 
 
 def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaLevel:
-    marks = tables.marks(meter.key)
-    used = math.ceil(meter.of.used(marks, now))
+    marks, scale = tables.marks(meter.key), meter.scale
+    used = amount_of(math.ceil(meter.of.used(marks, now)), scale)
     full_at = meter.of.refilled_at(marks) if used else None
-    return QuotaLevel(limit, used, full_at, granted(tables, meter, now))
+    return QuotaLevel(limit, used, full_at, amount_of(granted(tables, meter, now), scale))
 
 
 def to_json(rates: Sequence[RateLimit]) -> str:
     """Return the JSON text of rate limits, as a store keeps it."""
     return json.dumps(
-        [[rate.limit, rate.per, rate.algorithm, rate.burst, rate.unit] for rate in rates]
+        [[rate.limit, rate.per, rate.algorithm, rate.burst, rate.unit] for rate in rates],
+        default=str,  # a Decimal
     )
 
 
 def from_json(text: str) -> tuple[RateLimit, ...]:
     """Return the rate limits of a text from `to_json`."""
     return tuple(
-        RateLimit(limit, per, algorithm=algorithm, burst=burst, unit=unit)
+        RateLimit(_read(limit), per, algorithm=algorithm, burst=_read(burst), unit=unit)
         for limit, per, algorithm, burst, unit in json.loads(text)
     )
+
+
+def _read(amount: Any) -> Any:
+    return Decimal(amount) if isinstance(amount, str) else amount
 
 
 def check_groups(lanes: Mapping[str, LaneLimit], groups: Mapping[str, GroupLimit]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
@@ -14,8 +15,9 @@ from typing import Any, Final, TypeVar, get_args
 import attrs
 
 from ... import LaneFullError, RateLimit, UnknownLaneError
-from ..._config.exact import bucket_shape
+from ..._config.exact import bucket_shape, exact
 from .._contract.act import Act, Question
+from .._contract.amounts import amount_of, scale_of, to_data
 from .._contract.errors import BudgetSpentError, KeyConflictError
 from .._contract.protocol import LISTED, ServedAt
 from .._contract.records import (
@@ -48,6 +50,7 @@ from .._contract.records import (
 from .._contract.state import DurableState
 from .._options.schedule import DurableSchedule
 from .._rules import rates
+from .._rules.budget import misfit
 from .._rules.engine import digest
 from .._rules.history import LONGEST_ERROR, error_type, in_one_line
 from .._rules.job_record import JobRecord
@@ -108,7 +111,7 @@ def job_arguments(job: SubmittedJob) -> tuple[str, ...]:
         "" if job.key is None else f"+{digest(job.payload)}",
         micros(max(0.0, job.delay)),
         _rest(job),
-        "" if job.cost is None else json.dumps(dict(job.cost)),
+        "" if job.cost is None else json.dumps(to_data(job.cost)),
         "" if job.run_at is None else micros(job.run_at),
         _more(job),
     )
@@ -321,35 +324,42 @@ def _meters(limits: Iterable[RateLimit]) -> list[dict[str, Any]]:
     numbers: Counter[tuple[str, str]] = Counter()
     meters = []
     for limit in limits:
-        kind = limit.algorithm, limit.unit
-        shape = _sliding(limit) if limit.algorithm == "sliding" else _gcra(limit)
-        meters.append({"kind": kind[0], "unit": kind[1], "n": numbers[kind], **shape})
-        numbers[kind] += 1
+        kind, scale = rates.kind_of(limit)
+        shape = _SHAPES[limit.algorithm](limit, scale)
+        number = numbers[kind, limit.unit]
+        meters.append({"kind": kind, "unit": limit.unit, "n": number, "scale": scale, **shape})
+        numbers[kind, limit.unit] += 1
     return meters
 
 
 def _per(limit: RateLimit) -> int:
-    return max(1, int(_whole(limit.per)))
+    return max(1, int(_whole(limit.longest)))
 
 
-def _sliding(limit: RateLimit) -> dict[str, int]:
+def _sliding(limit: RateLimit, scale: int) -> dict[str, Any]:
     budget = {"budget": True} if is_budget(limit) else {}
-    return {"most": math.floor(limit.limit), "per": _per(limit), **budget}
+    return {"most": math.floor(exact(limit.limit) * scale), "per": _per(limit), **budget}
 
 
-def _gcra(limit: RateLimit) -> dict[str, int]:
+def _gcra(limit: RateLimit, scale: int) -> dict[str, int]:
     burst, rate = bucket_shape(limit.limit, _per(limit), limit.burst)
-    interval = 1 / rate
+    burst, interval = burst * scale, 1 / (rate * scale)
     num = interval.numerator * burst.denominator
     den = interval.denominator * burst.denominator
-    if num * den > _EXACT:  # a start is at most a microsecond late
-        num, den = math.ceil(interval), 1
+    if num * den > _EXACT:  # a start of one is at most a microsecond late
+        num, den = math.ceil(interval * scale), scale
     return {"num": num, "den": den, "burst": math.floor(burst * num), "per": _per(limit)}
+
+
+_SHAPES: Final[Mapping[str, Callable[[RateLimit, int], dict[str, Any]]]] = {
+    "sliding": _sliding,
+    "gcra": _gcra,
+}
 
 
 def _schedule_words(schedule: DurableSchedule) -> tuple[str, ...]:
     job, due = schedule.job, schedule.next
-    cost = "" if job.cost is None else to_json(dict(job.cost))
+    cost = "" if job.cost is None else to_json(to_data(job.cost))
     assert due is not None
     return (
         *(schedule.name, job.lane, cost, to_json(schedule.times)),
@@ -436,9 +446,13 @@ def _statistics(text: str) -> DurableStatistics:
 def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
     name, limits, levels = data
     return name, tuple(
-        QuotaLevel(limit, int(used), seconds(full or None), int(granted))
+        QuotaLevel(limit, _amount(limit, used), seconds(full or None), _amount(limit, granted))
         for limit, (used, full, granted) in zip(rates.from_json(limits), levels, strict=True)
     )
+
+
+def _amount(limit: RateLimit, parts: str) -> int | Decimal:
+    return amount_of(int(parts), scale_of(limit.limit))
 
 
 def _request(data: Mapping[str, Any]) -> Request:
@@ -464,7 +478,7 @@ _ENCODERS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
     "Sequence[SubmittedJob]": lambda value: chain.from_iterable(map(job_arguments, value)),
     "Sequence[RateLimit]": lambda value: (rates.to_json(value), to_json(_meters(value))),
     "Mapping[int, str]": lambda value: (to_json([[str(n), s] for n, s in value.items()]),),
-    "Mapping[str, int]": lambda value: (to_json(dict(value)),),
+    "Costs": lambda value: (to_json(to_data(value)),),
     "Mapping[str, LaneLimit | int | float | None]": lambda value: (_lanes(value),),
     "Mapping[str, GroupLimit] | None": lambda value: (_groups(value),),
     "Mapping[str, Any]": lambda value: (_rules(value),),
@@ -563,6 +577,9 @@ def refusal(answer: Sequence[Any]) -> Exception:
         levels, until = about
         quota, found = _levels(json.loads(levels))
         return BudgetSpentError(quota, left_of(found), seconds(until))
+    if kind == "amount":
+        unit, lane, amount = about
+        return misfit(unit, amount, lane)
     if kind == "unit":
         unit, lane, *counted = about
         known_units = ", ".join(map(repr, sorted(set(counted)))) or "none"

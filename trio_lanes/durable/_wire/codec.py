@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, Final
 
 import attrs
@@ -75,6 +76,8 @@ def _data(value: Any) -> Any:
         return {"": "list", "v": [_data(item) for item in value]}
     if isinstance(value, DurableState):
         return {"": "state", "v": value.value}
+    if isinstance(value, Decimal):
+        return {"": "decimal", "v": str(value)}
     if isinstance(value, frozenset):
         return {"": "set", "v": [_data(item) for item in value]}
     if isinstance(value, Mapping):
@@ -102,6 +105,8 @@ def _read(value: Any) -> Any:
     kind, values = value[""], value["v"]
     if kind == "state":
         return DurableState(values)
+    if kind == "decimal":
+        return Decimal(values)
     if kind == "list":
         return [_read(item) for item in values]
     if kind == "set":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ... import RateLimit
 from .._contract.act import Act, Question
+from .._contract.amounts import Costs, difference, to_data
 from .._contract.errors import BudgetSpentError
 from .._contract.protocol import ServedAt
 from .._contract.records import QuotaLevel, left_of
@@ -50,7 +51,7 @@ class Spend(Act[tuple[int, ServedAt | None, tuple[str, ...]] | None], leased=Tru
     quota: str
     limits: Sequence[RateLimit]
     """The same of all instances. What they remember is kept under the quota's name."""
-    costs: Mapping[str, int]
+    costs: Costs
     job: int | None = None
     template: str | None = None
     """The name under which the store notes the limits; None: that of the quota."""
@@ -68,7 +69,7 @@ class Spend(Act[tuple[int, ServedAt | None, tuple[str, ...]] | None], leased=Tru
                 never = until == math.inf
                 raise BudgetSpentError(self.quota, left_of(levels), None if never else until)
         lines.remember(queues, self.template or self.quota, self.limits)
-        data = json.dumps([rates.to_json(self.limits), dict(self.costs)])
+        data = json.dumps([rates.to_json(self.limits), to_data(self.costs)])
         request = lines.make_request(queues, line, data, self.job)
         first = lines.first_of(queues, line)
         if first is None and lines.charged(queues, request):
@@ -105,13 +106,13 @@ class Settle(Act[tuple[str, ...]]):
     quota: str
     limits: Sequence[RateLimit]
     at: ServedAt
-    change: Mapping[str, int]
+    change: Costs
     template: str | None = None
 
     def apply(self, queues: Queues) -> tuple[str, ...]:
         lines.remember(queues, self.template or self.quota, self.limits)
         line = f"quota {self.quota}"
-        less = {unit: -amount for unit, amount in self.change.items() if amount < 0}
+        less = {unit: difference(0, amount) for unit, amount in self.change.items() if amount < 0}
         more = {unit: amount for unit, amount in self.change.items() if amount > 0}
         meters = rates.meters_of(line, self.limits)
         rates.give_back(queues.tables, meters, less, queues.now, self.at)
@@ -128,7 +129,7 @@ class Grant(Act[None]):
 
     quota: str
     limits: Sequence[RateLimit]
-    amounts: Mapping[str, int]
+    amounts: Costs
     record: str
     """JSON."""
 

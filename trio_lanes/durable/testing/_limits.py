@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from ... import (
@@ -184,6 +185,32 @@ class LimitStories(Bench):
             assert (reason.kind, reason.lane) == ("rate", "g")
             await lanes.configure({}, {})
             await third.wait()  # nothing counts tokens any more
+
+    async def test_decimals_are_counted_exactly(self) -> None:
+        rate = RateLimit(Decimal("0.30"), per=1.0, unit="usd", algorithm="sliding")
+        groups = {"g": LaneGroup(["cron"], rate=RateLimit(5, unit="credits"))}
+        lanes_of = {"main": LaneConfig(concurrency=9, rate=rate), "cron": 1}
+        async with self.instance(lanes=lanes_of, groups=groups) as lanes:
+            assert (await lanes.limits())["main"].rates == (rate,)
+            bad: Any
+            for bad in ("NaN", "-0.1", "0.0000001", "1e10", "1e-99999"):
+                with self.raises(ValueError):
+                    await lanes.submit("echo", cost={"usd": Decimal(bad)})
+            # in whole numbers, and in millionths that a store can add
+            for lane, bad in (("cron", {"credits": Decimal("0.5")}), ("main", {"usd": 10**10})):
+                with self.raises(ValueError) as caught:
+                    await lanes.submit("echo", lane=lane, cost=bad)
+                assert "an int, and at most 1,000,000,000" in str(caught[0])
+            assert await lanes.jobs() == []
+            for n in range(4):
+                await lanes.submit("echo", n, cost={"usd": Decimal("0.10")})
+            await self.expect((0, range(3)), (0.9, range(3)), (0.2, range(4)))
+            await lanes.submit("echo", 4, cost={"usd": Decimal("0.200001")})
+            await lanes.submit("echo", 5, lane="cron", cost={"credits": Decimal("5.0")})
+            await self.expect((0, [0, 1, 2, 3, 5]), (1.1, [0, 1, 2, 3, 5, 4]))
+            for limit in (Decimal("0.0000001"), Decimal(10**10)):
+                with self.raises(ValueError):
+                    await lanes.configure({"main": LaneConfig(rate=RateLimit(limit))})
 
     async def test_a_lent_slot_is_one_of_its_group_too(self) -> None:
         groups = {"g": LaneGroup(["main", "cron"], concurrency=2)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,7 @@ class LockStories(Bench):
 
     async def spend(
         self,
-        amount: int,
+        amount: int | Decimal,
         unit: str = "tokens",
         task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -216,6 +217,33 @@ class LockStories(Bench):
             await second.settle(tokens=50)
             nursery.start_soon(self.spend, 10)
             await self.expect((85, [40]), (6, [40, 10]))
+
+    async def test_money_is_spent_and_settled_exactly(self) -> None:
+        quotas = {
+            "q": [
+                RateLimit(Decimal("0.30"), per=10.0, unit="usd", algorithm="sliding"),
+                RateLimit(10, unit="calls"),
+            ]
+        }
+        async with self.instance(quotas=quotas) as lanes, trio.open_nursery() as nursery:
+            quota = lanes.quota("q")
+            bad: Any
+            for bad in (Decimal("0.0000001"), Decimal("NaN"), 0.1, 10**10):
+                with self.raises(ValueError):
+                    await quota.spend(usd=bad)
+            with self.raises(ValueError):
+                await quota.spend(calls=Decimal("0.5"))
+            spent = [await quota.spend(usd=Decimal("0.10")) for _ in range(3)]
+            nursery.start_soon(self.spend, Decimal("0.07"), "usd")
+            await self.expect((0, []))
+            await spent[0].settle(usd=Decimal("0.040001"))
+            await self.expect((0, []))
+            await spent[1].settle(usd=Decimal("0.089999"))
+            await self.expect((0, [Decimal("0.07")]))
+            await spent[2].settle(usd=1)
+            (levels,) = [one.levels for one in (await lanes.statistics()).quotas]
+            assert levels[0].used == Decimal("1.2")
+            assert levels[1].used == 0
 
     async def test_what_would_have_run_over_is_not_given_back(self) -> None:
         quotas = {"q": RateLimit(11, per=10.0, burst=10)}  # one in 5 s

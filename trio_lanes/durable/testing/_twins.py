@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -38,6 +39,7 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
+from .._contract.amounts import Costs
 from ..acts import inspection
 from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend
 from ..acts.orders import (
@@ -84,6 +86,7 @@ TWIN_LANES: Final = {
             RateLimit(3, per=3.0, algorithm="sliding"),
             RateLimit(9, per=9.0),
             RateLimit(5, per=5.0, unit="tokens", algorithm="sliding"),
+            RateLimit(Decimal("0.5"), per=5.0, unit="usd", algorithm="sliding"),
         ),
     ),
 }
@@ -96,6 +99,7 @@ RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
 QUOTA: Final = (
     RateLimit(4, per=9.0, burst=2),
     RateLimit(9, per=7.0, unit="tokens", algorithm="sliding"),
+    RateLimit(Decimal("0.9"), per=8.0, unit="usd"),
 )
 LETTER_STATES: Final = (
     frozenset({DurableState.DEAD}),
@@ -243,7 +247,7 @@ class _TwinLife:
         self.last: tuple[int, list[int], Any, int] | None = None
         self.messages: list[tuple[int, int]] = []  # (job, number)
         # what was taken from quotas at once: (name, template, costs)
-        self.spent: list[tuple[str, str | None, dict[str, int]]] = []
+        self.spent: list[tuple[str, str | None, dict[str, Any]]] = []
         self.wrong: list[str] = []
         self.acts = 0
 
@@ -447,7 +451,9 @@ class _TwinLife:
     def _submission(self) -> SubmittedJob:
         chance = self.chance
         lane = chance.choice(("main", "main", "cron", "rated", "tenant:a", "tenant:b"))
-        costs: tuple[Mapping[str, int] | None, ...] = (None, {"requests": 2})
+        costs: tuple[Costs | None, ...] = (None, {"requests": 2})
+        if lane == "rated":
+            costs = (*costs, {"usd": Decimal("0.2")})
         if lane in ("rated", "tenant:a", "tenant:b"):
             costs = (*costs, {"requests": 0, "tokens": 3})
         job = SubmittedJob(
@@ -586,9 +592,11 @@ class _TwinLife:
         await self.both("events", events)
 
     async def _spend(self) -> None:
-        name, wait = self.chance.choice(("q", "t:1", "t:2")), self.chance.random() < 0.6
+        chance = self.chance
+        name, wait = chance.choice(("q", "t:1", "t:2")), chance.random() < 0.6
         of = None if name == "q" else "t:*"
-        costs = {"requests": self.chance.randrange(3), "tokens": self.chance.randrange(5)}
+        costs: dict[str, Any] = {"requests": chance.randrange(3), "tokens": chance.randrange(5)}
+        costs["usd"] = chance.choice((0, 1, Decimal("0.25")))
         if (await self._do(Spend(name, QUOTA, costs, None, of, wait)))[0] == "at once":
             self.spent.append((name, of, costs))
         if self.chance.random() < 0.2:
@@ -607,7 +615,7 @@ class _TwinLife:
         if self.spent:
             place = self.chance.randrange(len(self.spent))
             name, of, costs = self.spent[place]
-            change = {unit: self.chance.randint(-most, 2) for unit, most in costs.items()}
+            change = {unit: self.chance.choice((-most, 0, 1)) for unit, most in costs.items()}
             for unit, by in change.items():
                 costs[unit] += by
             await self._do(Settle(name, QUOTA, place, change, of))

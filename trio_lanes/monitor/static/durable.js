@@ -33,7 +33,7 @@ class Durable extends Panel {
         [`${one.host} ${one.pid}`, `${one.running}`, Object.entries(one.lanes).sort().map(([name, runs]) => `${name} ${runs}`).join(" · ") || "–", seconds(at - one.since)])),
       ...listed("Locks", locks.map((lock) => [`${lock.key}: held by `, ...asked(lock.holders, lock.holding), ...waiting(lock)])),
       ...listed("Quotas", quotas.map((quota) => [`${quota.name}: ` + quota.levels.map(({ used, limit: most, full_at: full }) =>
-        `${used} of ${most.limit} ${most.unit} in ${seconds(most.per)} used` + left(full, ", replenished in ")).join("; "), ...waiting(quota)])),
+        `${used} of ${most.limit} ${most.unit} ${typeof most.per === "string" ? `a ${most.per} in ${most.timezone}` : `in ${seconds(most.per)}`} used` + left(full, ", replenished in ")).join("; "), ...waiting(quota)])),
       ...listed("Paused sessions", Object.entries(paused).map(([session, until]) => [session + left(until, " — ", " more")])),
       ...listed("Schedules", schedules.map((one) => [one.name + (one.next === null ? " paused" : left(one.next, " — next in ")) +
         (one.last === null ? "" : `, last ${seconds(Math.max(0, at - one.last))} ago`) + (one.skipped ? `, ${one.skipped} skipped` : "")])),

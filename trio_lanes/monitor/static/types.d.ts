@@ -39,7 +39,7 @@ export type View = {at: number, error?: string, health: Problem[], unseen: numbe
   instances: {id: string, host: string, pid: number, since: number, running: number, names: string[], lanes: Record<string, number>}[],
   dead: {handler: string, error: string, count: number, example: string}[],
   locks: {key: string, holding: number, waiting: number, holders: Asked[], waiters: Asked[]}[],
-  quotas: {name: string, levels: {used: number, limit: {limit: number, unit: string, per: number},
+  quotas: {name: string, levels: {used: number | string, limit: {limit: number | string, unit: string, per: number | string, timezone: string},
   full_at: number | null}[], waiting: number, waiters: Asked[]}[],
   paused: Record<string, number | null>, schedules: {name: string, next: number | null, last: number | null, skipped: number}[]};
 export type Root = {job: number, chain: [number, string][], text: string, jobs: number[], advice: string | null};

@@ -144,18 +144,23 @@ function Budget:is_rated(lane)
   return #owned[1].meters > 0 or (owned[2] and #owned[2].meters > 0)
 end
 
--- A unit of the costs that no rate of the lane and its group counts; and the units that are counted.
+-- A refusal, if a rate of the lane and its group counts an amount in other parts, or if no such rate
+-- counts a unit; else nil.
 function Budget:check_units(lane, costs)
   local counted, names = { requests = true }, {}
   for _, owned in ipairs(self:meters_by_owner(lane)) do
     for _, meter in ipairs(owned.meters) do
       counted[meter.unit] = true
       names[#names + 1] = meter.unit
+      local amount = costs[meter.unit] or 0
+      if not rates.fits(amount, meter.scale) then
+        return { 1, 'amount', meter.unit, lane, type(amount) == 'string' and amount or int(amount) }
+      end
     end
   end
   for unit in pairs(costs) do
     if not counted[unit] then
-      return unit, names
+      return { 1, 'unit', unit, lane, unpack(names) }
     end
   end
 end

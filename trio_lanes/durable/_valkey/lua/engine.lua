@@ -192,9 +192,9 @@ local function refusal(items)
       return differs
     end
     if item.cost and (key or not same) then
-      local unit, counted = Budget.new():check_units(item.lane, item.cost)
-      if unit then
-        return { 1, 'unit', unit, item.lane, unpack(counted) }
+      local refused = Budget.new():check_units(item.lane, item.cost)
+      if refused then
+        return refused
       end
     end
     if not same then

@@ -52,9 +52,11 @@ end
 function WITH_TICKET.settle(quota, limits, meters, at, change, template)
   local less, more = {}, {}
   for unit, amount in pairs(cjson.decode(change)) do
-    if amount < 0 then
+    if type(amount) == 'string' and string.sub(amount, 1, 1) == '-' then
+      less[unit] = string.sub(amount, 2)
+    elseif type(amount) == 'number' and amount < 0 then
       less[unit] = -amount
-    elseif amount > 0 then
+    else
       more[unit] = amount
     end
   end

@@ -4,10 +4,31 @@
 local rates = {}
 local ONE_REQUEST = { requests = 1 }
 local FORGET_AFTER = 7200000  -- milliseconds: a clock may be set an hour ahead
-local KINDS = { sliding = SlidingWindow, gcra = Bucket }
+local KINDS = {
+  sliding = SlidingWindow, gcra = Bucket,
+  ['sliding-decimal'] = SlidingWindow, ['gcra-decimal'] = Bucket,
+}
+local MILLION, MAX_DECIMAL = 1000000, 1000000000
 
 function rates.key_of(owner, meter)
   return ROOT .. 'm:' .. meter.kind .. ' ' .. meter.n .. ' ' .. named(meter.unit) .. ' ' .. owner
+end
+
+-- How many parts of which `scale` are 1 an amount is, rounded up: `counted_in`. A text is a decimal with
+-- millionths; it is so small that the nearest whole number of them is meant.
+function rates.counted_in(amount, scale)
+  if type(amount) ~= 'string' then
+    return amount * scale
+  end
+  return math.ceil(math.floor(tonumber(amount) * MILLION + 0.5) * scale / MILLION)
+end
+
+-- Whether a limit counts an amount exactly.
+function rates.fits(amount, scale)
+  if scale > 1 then
+    return tonumber(amount) <= MAX_DECIMAL
+  end
+  return rates.counted_in(amount, 1) == tonumber(amount)
 end
 
 local function forget_at(key, refilled_at)
@@ -24,7 +45,7 @@ end
 local function do_counted(owner, meters, costs, act, ...)
   local last
   for _, meter in ipairs(meters) do
-    local amount = costs[meter.unit] or 0
+    local amount = rates.counted_in(costs[meter.unit] or 0, meter.scale)
     if amount > 0 then
       local key = rates.key_of(owner, meter)
       local time = KINDS[meter.kind][act](key, meter, amount, ...)
@@ -55,7 +76,8 @@ function rates.ready_at(owner, meters, costs, all_granted)
   end
   local last = -huge
   for _, meter in ipairs(meters) do
-    local key, amount = rates.key_of(owner, meter), costs[meter.unit] or 0
+    local key = rates.key_of(owner, meter)
+    local amount = rates.counted_in(costs[meter.unit] or 0, meter.scale)
     if amount > 0 then
       local left = amount - rates.granted(key)
       last = math.max(last, KINDS[meter.kind].ready_at(key, meter, left))
@@ -84,7 +106,8 @@ function rates.grant(owner, meters, amounts)
     all[flat[at]] = kept
   end
   for _, meter in ipairs(meters) do
-    local key, amount = rates.key_of(owner, meter), amounts[meter.unit] or 0
+    local key = rates.key_of(owner, meter)
+    local amount = rates.counted_in(amounts[meter.unit] or 0, meter.scale)
     if amount > 0 then
       all[key] = all[key] or {}
       table.insert(all[key], { window_end(meter), amount })

@@ -29,9 +29,9 @@ function WITH_TICKET.put_schedule(schedule, lane, cost, times, due, data)
     return unknown_lane(lane)
   end
   if cost ~= '' then
-    local unit, counted = Budget.new():check_units(lane, cjson.decode(cost))
-    if unit then
-      return { 1, 'unit', unit, lane, unpack(counted) }
+    local refused = Budget.new():check_units(lane, cjson.decode(cost))
+    if refused then
+      return refused
     end
   end
   local old = record_of(schedule)
