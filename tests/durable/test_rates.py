@@ -27,6 +27,7 @@ from trio_lanes.durable._sqlite.tables import SqliteTables
 from trio_lanes.durable._wire.codec import decode, encode
 
 AMOUNTS = st.sampled_from([0.5, 1, 1.5, 2, 3, 4.5, 7, 10, 30])
+PERIODS: Any = st.sampled_from(["day", "month"])
 PERS = st.sampled_from([0.1, 1.0, 3.0, 7.7, 60.0])
 
 
@@ -44,7 +45,11 @@ def limits(draw: st.DrawFn, units: tuple[str, ...] = ("requests", "tokens", "usd
     limit, per, unit = draw(AMOUNTS), draw(PERS), draw(st.sampled_from(units))
     if unit == "usd":  # in millionths
         limit = Decimal(limit)
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from(["gcra", "sliding", "calendar"]))
+    if kind == "calendar":
+        zone = draw(st.sampled_from(["UTC", "Europe/Berlin", "Africa/Casablanca"]))
+        return RateLimit(limit, draw(PERIODS), unit=unit, timezone=zone)
+    if kind == "sliding":
         return RateLimit(limit, per, algorithm="sliding", unit=unit)
     burst = draw(st.none() | st.just(limit) | AMOUNTS.filter(lambda burst: burst <= limit))
     return RateLimit(limit, per, burst=burst, unit=unit)
@@ -76,13 +81,13 @@ STARTS_THAT_RUN_OVER: Final[Starts] = [
 def test_a_store_starts_a_job_exactly_when_the_core_would(
     rates: list[RateLimit], starts: Starts
 ) -> None:
-    tables, core = MemoryTables(), Rates(rates)
-    meters = meters_of("lane main", core.limits)
+    tables, core = tables_ahead(), with_store_time(Rates(rates))
+    meters = meters_of(tables, "lane main", core.limits)
     now, charged = 1e9, list[tuple[float, dict[str, Any]]]()
     for wait, costs, correction in starts:
         expected = core.ready_at(costs, now)
         assert max(ready_at(tables, meters, costs), now) == max(expected, now)
-        now = max(now, expected) if wait is None else now + wait * rates[0].per
+        now = max(now, expected) if wait is None else now + wait * rates[0].longest
         if expected <= now:
             core.charge(costs, now)
             charge(tables, meters, costs, now)
@@ -93,6 +98,24 @@ def test_a_store_starts_a_job_exactly_when_the_core_would(
             give_back(tables, meters, less, now, at)
         for meter in meters:
             assert all(type(total) is int for _, total in tables.marks(meter.key))
+
+
+AHEAD: Final = -700_000_000.5
+"""Seconds by which the time of the stores here is ahead of Unix time."""
+
+
+def tables_ahead() -> MemoryTables:
+    tables = MemoryTables()
+    tables.ahead_of_wall = lambda: AHEAD  # type: ignore[method-assign]
+    return tables
+
+
+def with_store_time(core: Rates) -> Rates:
+    """Rates of the core whose calendars are those of `tables_ahead`."""
+    for used in core._meters:
+        if used.limit.algorithm == "calendar":
+            used.meter._ahead = lambda: AHEAD  # type: ignore[union-attr]
+    return core
 
 
 def less_of(
@@ -115,7 +138,7 @@ def test_a_store_keeps_one_mark_more_than_the_window_has_starts(
     limit: int, starts: list[tuple[float, int]]
 ) -> None:
     tables, now = MemoryTables(), 1e9
-    (meter,) = meters_of("lane main", (sliding(limit),))
+    (meter,) = meters_of(tables, "lane main", (sliding(limit),))
     for wait, cost in starts:
         now = max(now + wait, ready_at(tables, [meter], {"requests": cost}))
         charge(tables, [meter], {"requests": cost}, now)
@@ -132,9 +155,9 @@ def sliding(limit: int) -> RateLimit:
 def test_a_limit_that_replaces_another_goes_on_with_its_past(
     first: RateLimit, second: RateLimit, waits: list[float]
 ) -> None:
-    tables, core, now = MemoryTables(), Rates([first]), 1e9
-    old = meters_of("lane main", (first,))
-    new = meters_of("lane main", (second,))
+    tables, core, now = tables_ahead(), with_store_time(Rates([first])), 1e9
+    old = meters_of(tables, "lane main", (first,))
+    new = meters_of(tables, "lane main", (second,))
     for wait in waits:
         now += wait
         core.charge(ONE_REQUEST, now)
@@ -142,8 +165,9 @@ def test_a_limit_that_replaces_another_goes_on_with_its_past(
     now += 0.25
     replace(tables, old, new, now)
     ours = max(ready_at(tables, new, ONE_REQUEST), now)
-    theirs = max(core.reconfigured([second], now).ready_at(ONE_REQUEST, now), now)
-    if first.algorithm == "sliding" and second.per > first.per:
+    changed = with_store_time(core.reconfigured([second], now))
+    theirs = max(changed.ready_at(ONE_REQUEST, now), now)
+    if first.algorithm == "sliding" and second.longest > first.longest:
         assert ours <= theirs  # the core may remember a start that has left the old window
     else:
         assert abs(ours - theirs) < 1e-5
@@ -152,7 +176,10 @@ def test_a_limit_that_replaces_another_goes_on_with_its_past(
 
 
 def test_limits_are_written_down_and_read_back() -> None:
-    rates = (RateLimit(5, 1.5, algorithm="sliding"), RateLimit(7, burst=0.5, unit="tokens"))
+    rates: tuple[RateLimit, ...] = (
+        *(RateLimit(5, 1.5, algorithm="sliding"), RateLimit(7, burst=0.5, unit="tokens")),
+        RateLimit(Decimal("2.50"), per="day", unit="usd", timezone="Europe/Berlin"),
+    )
     assert from_json(to_json(rates)) == rates
     for group in (GroupLimit(("a", "b"), 3, {"a": 1}, rates), GroupLimit(())):
         assert decode(encode(group)) == group

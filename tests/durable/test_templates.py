@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._contract.act import new_ticket
-from trio_lanes.durable._rules.rates import lane_of, meters_of
+from trio_lanes.durable._memory.tables import MemoryTables
+from trio_lanes.durable._rules.rates import meters_of, names_of
 from trio_lanes.durable._rules.tables import FAIR_TURNS, LIMITS
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.orders import Pause
@@ -81,7 +83,7 @@ async def test_a_store_in_memory_forgets_lanes_without_jobs(autojump_clock: Mock
     async with opened(memory):
         await store.join()
         await run_all(store)
-        assert {lane_of(key) for key in tables.meters()} == {"main", "tenant:a", "tenant:b c"}
+        assert names_of("lane", tables.meters()) == {"main", "tenant:a", "tenant:b c"}
         assert len(tables.of(FAIR_TURNS)) > 5
         assert sorted(tables.of(LIMITS)) == ["main", "tenant:*", "tenant:c"]
         await forget(store)
@@ -124,10 +126,13 @@ async def test_a_file_forgets_lanes_without_jobs(tmp_path: Path, autojump_clock:
 
 @pytest.mark.parametrize("name", ["a", "a gcra 0", "a sliding 1 tokens", "lane", "two\nlines"])
 def test_the_key_of_a_meter_names_its_lane(name: str) -> None:
-    rates = (RateLimit(1), RateLimit(1, unit="gcra 0"), RateLimit(1, unit="0", algorithm="sliding"))
-    meters = meters_of(f"lane {name}", rates)
-    assert {lane_of(meter.key) for meter in meters} == {name}
-    assert len({meter.key for meter in meters}) == 3
+    rates = (
+        *(RateLimit(1), RateLimit(1, unit="gcra 0"), RateLimit(1, unit="0", algorithm="sliding")),
+        *(RateLimit(1, per="day"), RateLimit(Decimal(1), per="month", unit="usd")),
+    )
+    meters = meters_of(MemoryTables(), f"lane {name}", rates)
+    assert names_of("lane", [meter.key for meter in meters]) == {name}
+    assert len({meter.key for meter in meters}) == 5
 
 
 async def test_jobs_of_a_lane_that_is_gone_are_a_problem_and_change_nothing_else(

@@ -16,8 +16,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from fractions import Fraction
+from functools import cache
 from typing import Any, Final, Literal, final
 
 import trio
@@ -29,6 +30,8 @@ from .meters import Mark, Marks
 SET_BY: Final = 1.0
 """Seconds by which the wall clock must differ from the machine's monotonic clock to have been
 set. Less may be the time between two readings."""
+_FIRST: Final = 1_735_689_600  # the year 2025
+_LAST: Final = 2_713_910_400  # the year 2056
 
 
 @final
@@ -60,13 +63,13 @@ class CalendarWindow:
     ) -> tuple[list[Mark], int]:
         """Return the marks that a charge adds, and how many of all marks then stay."""
         used = self.used(marks, now)
-        end = marks[-1][0] if used else self._end(now)
+        end = marks[-1][0] if used else self._end_of(now)
         return [(end, used + exact(amount))], 1
 
     def given_back(self, marks: Marks, amount: Amount | Fraction, now: float, at: float) -> Marks:
         """Return the marks as if less by an amount had been charged at a time."""
         used = self.used(marks, now)
-        if not used or self._end(at) != marks[-1][0]:
+        if not used or self._end_of(at) != marks[-1][0]:
             return marks  # it was charged to a window that is over
         return [(marks[-1][0], max(used - exact(amount), 0))]
 
@@ -86,7 +89,7 @@ class CalendarWindow:
 
     def used(self, marks: Marks, now: float) -> Exact:
         """Return the amount that counts against the limit now."""
-        return marks[-1][1] if marks and marks[-1][0] > self._wall(now) else 0
+        return marks[-1][1] if marks and marks[-1][0] > self._unix(now) else 0
 
     def continued(self, marks: Marks, old: Any, now: float) -> list[Mark]:
         """Return the marks of this limit, which replaces ``old``, one of its kind.
@@ -95,11 +98,11 @@ class CalendarWindow:
         """
         return list(marks)
 
-    def _wall(self, now: float) -> Fraction:
+    def _unix(self, now: float) -> Fraction:
         return Fraction(now) - Fraction(self._ahead())
 
-    def _end(self, now: float) -> int:
-        return window_end(math.floor(self._wall(now)), self._per, self._zone)
+    def _end_of(self, now: float) -> int:
+        return window_end(math.floor(self._unix(now)), self._per, self._zone)
 
 
 def window_end(second: int, per: Literal["day", "month"], zone: tzinfo) -> int:
@@ -118,6 +121,29 @@ def _next(begun: date, per: Literal["day", "month"]) -> date:
     if per == "day":
         return begun + timedelta(days=1)
     return (begun + timedelta(days=31)).replace(day=1)
+
+
+@cache
+def utc_offsets(timezone: str) -> list[tuple[int, int]]:
+    """Return since when local time is ahead of UTC by how many seconds, for a script in a store.
+
+    It has the clock changes from 2025 to 2055, the same for all instances with the same database.
+    """
+    zone = _check.time_zone("timezone", timezone)
+
+    def offset_at(second: int) -> int:
+        there = datetime.fromtimestamp(second, zone).replace(tzinfo=UTC)
+        return round(there.timestamp()) - second
+
+    found = [(0, offset_at(_FIRST))]
+    for day in range(_FIRST, _LAST, 86_400):
+        low, high = day, day + 86_400
+        if offset_at(high) != found[-1][1]:
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if offset_at(middle) != found[-1][1] else (middle, high)
+            found.append((high, offset_at(high)))
+    return found
 
 
 @final

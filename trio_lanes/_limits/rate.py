@@ -93,6 +93,10 @@ def _usual_algorithm(limit: RateLimit) -> str:
     return "calendar" if isinstance(limit.per, str) else "gcra"
 
 
+def _counted_as(limit: Amount) -> tuple[Amount, bool]:
+    return limit, isinstance(limit, Decimal)  # a store counts both otherwise
+
+
 @attrs.frozen
 class RateLimit:
     """At most ``limit`` of a unit in any ``per`` seconds, or in each calendar day or month.
@@ -127,7 +131,7 @@ class RateLimit:
       TypeError, ValueError: for a bad value, naming the field and the value.
     """
 
-    limit: Amount = attrs.field(validator=_check.field(_positive))
+    limit: Amount = attrs.field(validator=_check.field(_positive), eq=_counted_as)
     """The amount that may start in ``per`` seconds, above 0. A store counts in whole numbers, or,
     if this is a `decimal.Decimal`, in millionths."""
     per: float | Literal["day", "month"] = attrs.field(default=60.0, validator=_check.field(_per))

@@ -93,14 +93,17 @@ def rate_text(limit: RateLimit) -> str:
     """Format a rate limit, as `trio-lanes limit --rate` takes it."""
     options = [
         f"{name}={getattr(limit, name)}"
-        for name, usual in (("unit", "requests"), ("algorithm", "gcra"), ("burst", None))
+        for name, usual in (("unit", "requests"), ("burst", None), ("timezone", "UTC"))
         if getattr(limit, name) != usual
     ]
+    if limit.algorithm == "sliding":
+        options.append("algorithm=sliding")
     amount = f"{limit.limit:g}"
     if isinstance(limit.limit, Decimal):
         amount = f"{limit.limit:f}"
         amount += "" if "." in amount else ".0"  # by the point it is read as a Decimal
-    return ",".join([f"{amount}/{limit.per:g}", *options])
+    per = limit.per if isinstance(limit.per, str) else f"{limit.per:g}"
+    return ",".join([f"{amount}/{per}", *options])
 
 
 def number(value: Amount) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import attrs
@@ -240,7 +241,7 @@ async def quota(
     lanes: DurableLanes,
     name: str | None,
     reset: bool,
-    grants: Sequence[tuple[str, int]],
+    grants: Sequence[tuple[str, int | Decimal]],
     by: str | None,
 ) -> Answer:
     """Show the levels of quotas; reset one, or grant it more."""

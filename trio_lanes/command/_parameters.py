@@ -68,14 +68,15 @@ def count(text: str) -> int | float:
 
 
 def rate(text: str) -> RateLimit:
-    """Parse a rate limit: the amount and the seconds, then options of `RateLimit`."""
+    """Parse a rate limit: the amount and ``per``, then options of `RateLimit`."""
     amounts, *given = text.split(",")
     try:
-        limit, per = amounts.split("/")
+        limit, each = amounts.split("/")
+        per: Any = each if each in ("day", "month") else _number(each)
         options: dict[str, Any] = dict(option.split("=", 1) for option in given)
         if "burst" in options:
             options["burst"] = _amount(options["burst"])
-        return RateLimit(_amount(limit), float(per), **options)
+        return RateLimit(_amount(limit), per, **options)
     except (ArithmeticError, TypeError, ValueError) as error:
         raise click.BadParameter(
             f"{text!r} is not a rate such as 500/60 or 90000/60,unit=tokens ({error})"
@@ -86,6 +87,10 @@ def _amount(text: str) -> int | Decimal:
     return int(text) if text.isdecimal() else Decimal(text)
 
 
+def _number(text: str) -> int | float:
+    return int(text) if text.isdecimal() else float(text)
+
+
 def reserve(text: str) -> tuple[str, int]:
     """Parse a lane and how many slots are kept for it."""
     lane, equals, tokens = text.rpartition("=")
@@ -94,12 +99,23 @@ def reserve(text: str) -> tuple[str, int]:
     return lane, int(tokens)
 
 
+def amount(text: str) -> tuple[str, int | Decimal]:
+    """Parse a unit and an amount of it."""
+    unit, equals, number = text.rpartition("=")
+    try:
+        if equals:
+            return kept(unit), _amount(number)
+    except (ArithmeticError, ValueError):
+        pass
+    raise click.BadParameter(f"{text!r} is not a unit and an amount, such as usd=2.50")
+
+
 def weight(text: str) -> tuple[str, float]:
     """Parse an owner, or a template of owners, and its weight."""
     owner, equals, number = text.rpartition("=")
     try:
         if equals:
-            return kept(owner), _amount(number)
+            return kept(owner), _number(number)
     except ValueError:
         pass
     raise click.BadParameter(f"{text!r} is not an owner and a number, such as gold=4")

@@ -15,6 +15,7 @@ from . import _ask, _limits
 from ._answer import Answer
 from ._exits import CommandError, first_leaf, one_line
 from ._parameters import (
+    amount,
     check_package,
     count,
     kept,
@@ -176,7 +177,7 @@ COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
         click.Option(
             ["--grant", "grants"],
             multiple=True,
-            type=reserve,
+            type=amount,
             metavar="UNIT=N",
             help="Let so much more be spent, until the limit's window has passed.",
         ),

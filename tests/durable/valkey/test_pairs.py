@@ -21,7 +21,7 @@ MODULES = {
     for path in (
         *(ROOT / "durable/_rules").glob("[a-z]*.py"),
         *(ROOT / "durable/acts").glob("[a-z]*.py"),
-        ROOT / "_limits/meters.py",
+        *(ROOT / "_limits").glob("[a-z]*.py"),
     )
 }
 PAIRS = sorted(MODULES.keys() & set(script.ORDER))
@@ -58,6 +58,9 @@ LUA_ONLY = {
         wait record_of last_messages is_head missing_from report_problem check_job check_index
         checked_indexes
     """,
+    "calendar": """
+        CalendarWindow.mark second store_time begins first
+    """,
     "lines": "request tell serve of_instance name_of all_limits charge",
     "fair": """
         shares_key heads_of first_behind class_of names_and_total next_class choose note_served
@@ -68,7 +71,7 @@ LUA_ONLY = {
     """,
     "orders": "add_clearable put_groups changed_lanes put_lanes relist_lanes",
     "queues": "head_of pause_of resume_sessions do_due",
-    "rates": "counted_in fits key_of forget_at do_counted",
+    "rates": "counted_in fits class_of key_of forget_at do_counted",
     "runs": "keep",
     "schedules": "records_of record_of",
     "talk": "message_of put_message",
@@ -79,6 +82,10 @@ PYTHON_ONLY = {
     "affinity": "ticket_of",
     "blockers": "blockers known",
     "budget": "Budget._limit Budget.meters misfit",
+    "calendar": """
+        CalendarWindow.shortened CalendarWindow.refilled_at CalendarWindow.left CalendarWindow.unix
+        CalendarWindow.end_of utc_offsets ahead_of_wall
+    """,
     "claims": """
         is_paused size read first pop ready shares LaneTurn._suspect LaneTurn.put_passed
     """,

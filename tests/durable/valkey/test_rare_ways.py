@@ -52,7 +52,7 @@ class Stage:
 
     def run(self, test: Callable[[Played], Awaitable[None]], **options: Any) -> None:
         """Run a test with one instance that has joined."""
-        opened = attrs.evolve(opening(**options), lanes=TEMPLATES, lease_ttl=1e6)
+        opened = attrs.evolve(opening(**options), lanes=TEMPLATES, lease_ttl=1e9)
 
         async def main() -> None:
             store = self.played()
@@ -189,7 +189,7 @@ def test_an_idle_instance_that_is_gone_is_passed_over(stage: Stage) -> None:
 def test_a_freed_slot_wakes_the_instance_whose_run_wants_it_back(stage: Stage) -> None:
     async def test(store: Played) -> None:
         other = stage.played()
-        async with other.store.open(attrs.evolve(opening(), lanes=TEMPLATES, lease_ttl=1e6)):
+        async with other.store.open(attrs.evolve(opening(), lanes=TEMPLATES, lease_ttl=1e9)):
             await other.join()
             await store.enqueue([echo(lane="one"), echo(lane="one")])
             (mine,) = (await store.step([], 1)).claims
@@ -251,7 +251,7 @@ def test_a_suspect_waits_until_an_instance_runs_fewer_jobs(stage: Stage) -> None
         await store.enqueue([echo(lane="tenant:a") for _ in range(2)])
         mine = (await store.step([], 2)).claims
         other = stage.played()
-        opened = attrs.evolve(opening(max_crashes=2), lanes=TEMPLATES, lease_ttl=1e6)
+        opened = attrs.evolve(opening(max_crashes=2), lanes=TEMPLATES, lease_ttl=1e9)
         async with other.store.open(opened):
             await other.join()
             await other.enqueue([echo() for _ in range(2)])

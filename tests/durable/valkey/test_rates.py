@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trio_lanes import RateLimit
+from trio_lanes._config.exact import exact
+from trio_lanes._limits.calendar import CalendarWindow
 from trio_lanes._limits.rate import Rates
 from trio_lanes.durable.acts.locks import Release, Settle, Spend
 from trio_lanes.durable.testing._bench import Played, ticket
@@ -41,6 +44,9 @@ class Both:
     def __init__(self, stage: Stage, store: Played, limits: Sequence[RateLimit]) -> None:
         self._stage, self._store, self._limits = stage, store, limits
         self.core = Rates([in_micros(limit) for limit in limits])
+        for used in self.core._meters:
+            if isinstance(used.meter, CalendarWindow):
+                used.meter = InMicros(used.limit)  # type: ignore[assignment]
         self.now = 0.0
         self.charged: list[tuple[float, dict[str, Any]]] = []
 
@@ -80,7 +86,28 @@ class Both:
         self.core.correct(change, self.now, at)
 
 
+class InMicros:
+    """The core's meter of a calendar, for times that are Unix time in microseconds."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        assert isinstance(limit.per, str)
+        most = exact(limit.limit)
+        self._meter = CalendarWindow(most, limit.per, limit.timezone, lambda: 0.0)
+
+    def ready_at(self, marks: Any, amount: Any) -> float:
+        return self._meter.ready_at(marks, amount) * 1e6
+
+    def charged(self, marks: Any, amount: Any, now: float) -> Any:
+        return self._meter.charged(marks, amount, Fraction(now) / 10**6)  # type: ignore[arg-type]
+
+    def given_back(self, marks: Any, amount: Any, now: float, at: float) -> Any:
+        times: Any = Fraction(now) / 10**6, Fraction(at) / 10**6
+        return self._meter.given_back(marks, amount, *times)
+
+
 def in_micros(limit: RateLimit) -> RateLimit:
+    if isinstance(limit.per, str):
+        return limit
     per = round(limit.per * 1e6)
     return RateLimit(
         limit.limit, per, unit=limit.unit, burst=limit.burst, algorithm=limit.algorithm
@@ -98,7 +125,7 @@ def test_a_quota_admits_an_amount_exactly_when_the_core_would(
         await both.begin()
         for wait, costs, correction in starts:
             if wait is not None:
-                both.wait(round(wait * rates[0].per * 1e6))
+                both.wait(round(wait * rates[0].longest * 1e6))
             else:
                 await both.wait_for(costs)
             await both.spend(costs)

@@ -581,7 +581,7 @@ class DurableLanes(HasEnd):
             raise LookupError(f"there is no quota {name!r}; there are: {known}")
         return Quota(name, template, limits, self._store, requests)
 
-    async def grant(self, quota: str, *, by: str | None = None, **amounts: int) -> None:
+    async def grant(self, quota: str, *, by: str | None = None, **amounts: int | Decimal) -> None:
         """Let more be spent from a quota than its limits admit: `Quota.grant`, for all instances.
 
         The limits are those that were applied last. It needs no worker.

@@ -266,6 +266,11 @@ class MemoryTables(RemembersAnswers, Settings):
     def identity(self) -> str:
         return self._identity
 
+    def ahead_of_wall(self) -> float:
+        from ..._limits.calendar import ahead_of_wall
+
+        return ahead_of_wall() + self.ahead
+
     def marks(self, meter: str) -> Marks:
         return self._marks[meter]
 

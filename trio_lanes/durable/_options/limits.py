@@ -98,8 +98,6 @@ def checked_rates(given: RateLimit | Sequence[RateLimit]) -> tuple[RateLimit, ..
     rates = (given,) if isinstance(given, RateLimit) else tuple(given)
     for rate in rates:
         checked_name("unit", rate.unit)
-        if isinstance(rate.per, str):
-            raise ValueError(f"a store keeps no calendar yet, got {rate!r}")
         if isinstance(rate.limit, Decimal):
             checked_amount("limit", rate.limit)
     return rates

@@ -256,6 +256,9 @@ class PostgresTables(ReadAhead, Transactions):
         self._at = now - began
         return now
 
+    def ahead_of_wall(self) -> float:
+        return self._ahead
+
     def commit(
         self, channel: str, me: str, look: bool, news: Sequence[tuple[int, Ended | None]]
     ) -> bool:

@@ -164,11 +164,15 @@ class Budget:
 
     def _meters_by_owner(self, lane: str) -> list[tuple[str, list[rates.Meter]]]:
         limit = self._limit(lane)
-        owned = [(lane, rates.meters_of(f"lane {lane}", limit.rates))] if limit.rates else []
+        owned = (
+            [(lane, rates.meters_of(self._tables, f"lane {lane}", limit.rates))]
+            if limit.rates
+            else []
+        )
         if self._groups:
             group = self._groups.get(label_of(self._lanes, lane) or lane)
             if group is not None:
-                meters = rates.meters_of(f"group {group.name}", group.limit.rates)
+                meters = rates.meters_of(self._tables, f"group {group.name}", group.limit.rates)
                 owned.append((group.name, meters))
         return owned
 

@@ -75,7 +75,8 @@ def refused_until(
     queues: Queues, line: str, limits: Sequence[RateLimit], costs: Costs
 ) -> float | None:
     """Return until when a quota cannot give costs at once, at least; None: it can."""
-    at = rates.ready_at(queues.tables, rates.meters_of(line, limits), costs, queues.now)
+    meters = rates.meters_of(queues.tables, line, limits)
+    at = rates.ready_at(queues.tables, meters, costs, queues.now)
     first = first_of(queues, line)
     if first is not None:  # nothing overtakes it
         return max(at, ready_at(queues, first), queues.now)
@@ -116,7 +117,7 @@ def release(queues: Queues, id: int, used: bool) -> None:
     _drop(queues, request)
     if request.is_for_quota:
         if request.served is not None and not used:
-            meters, costs = _terms(request)
+            meters, costs = _terms(queues.tables, request)
             rates.give_back(queues.tables, meters, costs, queues.now, request.served)
         wake_first(queues, request.line)
     else:
@@ -185,16 +186,16 @@ def charged(queues: Queues, request: Request) -> bool:
     """Charge a request if the rates of its quota admit it now; return whether they do."""
     if ready_at(queues, request) > queues.now:
         return False
-    meters, costs = _terms(request)
+    meters, costs = _terms(queues.tables, request)
     rates.charge(queues.tables, meters, costs, queues.now)
     return True
 
 
 def ready_at(queues: Queues, request: Request) -> float:
     """Return when the rates of its quota admit a request."""
-    return rates.ready_at(queues.tables, *_terms(request), queues.now)
+    return rates.ready_at(queues.tables, *_terms(queues.tables, request), queues.now)
 
 
-def _terms(request: Request) -> tuple[list[rates.Meter], Costs]:
+def _terms(tables: Tables, request: Request) -> tuple[list[rates.Meter], Costs]:
     limits, costs = json.loads(request.data)
-    return rates.meters_of(request.line, rates.from_json(limits)), from_data(costs)
+    return rates.meters_of(tables, request.line, rates.from_json(limits)), from_data(costs)

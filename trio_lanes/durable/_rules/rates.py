@@ -27,7 +27,9 @@ from .._contract.records import GroupLimit, LaneLimit, QuotaLevel, is_budget
 from .job_record import JobRecord
 from .tables import GRANTS, Tables
 
-_KEY: Final = re.compile(r"(lane|quota) (.*) (?:gcra|sliding)(?:-decimal)? \d+(?: \S+)?", re.DOTALL)
+_KEY: Final = re.compile(
+    r"(lane|quota) (.*) (?:gcra|sliding|day|month)(?:-decimal)? \d+(?: \S+)?", re.DOTALL
+)
 ONE_REQUEST: Final[Costs] = MappingProxyType({REQUESTS: 1})
 
 
@@ -44,7 +46,7 @@ class Meter(NamedTuple):
     """How many parts are 1."""
 
 
-def meters_of(owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
+def meters_of(tables: Tables, owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
     """Return the meters of the limits of ``lane NAME``, ``group NAME`` or ``quota NAME``."""
     # numbered by kind, so that a changed limit inherits the marks of its own kind
     meters, numbers = [], Counter[str]()
@@ -53,7 +55,7 @@ def meters_of(owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
         unit = "" if limit.unit == REQUESTS else f" {quote(limit.unit, safe='')}"
         kind, scale = kind_of(limit)
         key = f"{owner} {kind} {numbers[kind + unit]}{unit}"
-        meters.append(Meter(key, limit.unit, meter_of(limit, scale), scale))
+        meters.append(Meter(key, limit.unit, meter_of(limit, scale, tables.ahead_of_wall), scale))
         numbers[kind + unit] += 1
     return meters
 
@@ -64,7 +66,8 @@ def kind_of(limit: RateLimit) -> tuple[str, int]:
     One that has other parts is of another kind: it does not inherit the marks of the former.
     """
     scale = scale_of(limit.limit)
-    return (limit.algorithm if scale == 1 else f"{limit.algorithm}-decimal"), scale
+    kind = limit.per if isinstance(limit.per, str) else limit.algorithm
+    return (kind if scale == 1 else f"{kind}-decimal"), scale
 
 
 def names_of(kind: str, keys: Iterable[str]) -> set[str]:
@@ -132,7 +135,7 @@ def newly_low(
 ) -> tuple[str, ...]:
     """Return the units of the budgets of which 80 % are used, and were not before in the window."""
     found = []
-    for meter, limit in zip(meters_of(owner, limits), limits, strict=True):
+    for meter, limit in zip(meters_of(tables, owner, limits), limits, strict=True):
         key = f"low {meter.key}"
         if is_budget(limit) and _level(tables, meter, limit, now).is_low:
             marks = tables.marks(key)
@@ -177,7 +180,7 @@ def levels(
     tables: Tables, owner: str, limits: Sequence[RateLimit], now: float
 ) -> tuple[QuotaLevel, ...]:
     """Return how much is in use of each limit of an owner, as `meters_of` names it."""
-    pairs = zip(meters_of(owner, limits), limits, strict=True)
+    pairs = zip(meters_of(tables, owner, limits), limits, strict=True)
     return tuple(_level(tables, meter, limit, now) for meter, limit in pairs)
 
 
@@ -191,7 +194,10 @@ def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaL
 def to_json(rates: Sequence[RateLimit]) -> str:
     """Return the JSON text of rate limits, as a store keeps it."""
     return json.dumps(
-        [[rate.limit, rate.per, rate.algorithm, rate.burst, rate.unit] for rate in rates],
+        [
+            [rate.limit, rate.per, rate.algorithm, rate.burst, rate.unit, rate.timezone]
+            for rate in rates
+        ],
         default=str,  # a Decimal
     )
 
@@ -199,8 +205,14 @@ def to_json(rates: Sequence[RateLimit]) -> str:
 def from_json(text: str) -> tuple[RateLimit, ...]:
     """Return the rate limits of a text from `to_json`."""
     return tuple(
-        RateLimit(_read(limit), per, algorithm=algorithm, burst=_read(burst), unit=unit)
-        for limit, per, algorithm, burst, unit in json.loads(text)
+        RateLimit(
+            *(_read(limit), per),
+            algorithm=algorithm,
+            burst=_read(burst),
+            unit=unit,
+            timezone=timezone,
+        )
+        for limit, per, algorithm, burst, unit, timezone in json.loads(text)
     )
 
 

@@ -246,6 +246,9 @@ class Tables(Protocol):
     def put(self, kind: Kind[T], name: str, value: T | None) -> None:
         """Set a setting; None: forget it."""
 
+    def ahead_of_wall(self) -> float:
+        """Return the seconds by which the store's time is ahead of Unix time."""
+
     def marks(self, meter: str) -> Marks:
         """Return the marks of a rate limit, in the order in which they were put."""
 

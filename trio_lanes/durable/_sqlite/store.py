@@ -158,8 +158,10 @@ class SqliteStore(SqlStore):
         )
         self._offset += now
         self._of_machine = now - moment.machine
-        engine.ahead = now - moment.wall
-        self._reader = Queues(SqliteTables(reading, str(self._path)), opening)
+        engine.ahead = tables.ahead = now - moment.wall
+        self._tables = SqliteTables(reading, str(self._path))
+        self._tables.ahead = tables.ahead
+        self._reader = Queues(self._tables, opening)
         return ActThread(str(self._path), tables, engine, self.patience, self._announce)
 
     def _lock(self, worker: bool) -> sqlite3.Connection | None:
@@ -368,7 +370,7 @@ class SqliteStore(SqlStore):
         ahead = time.monotonic() + self._of_machine - time.time()
         if abs(ahead - self._ahead) > TOLERANCE:
             await self._transact(partial(_follow, ahead))
-            self._ahead = ahead
+            self._ahead = self._tables.ahead = ahead
 
 
 def _follow(ahead: float, engine: Engine) -> None:

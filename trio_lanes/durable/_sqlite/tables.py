@@ -67,6 +67,7 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
         self.epoch: int | None = None  # of a worker; None: this is no worker
         self._number_before = 0
         self._least_number = 0  # all numbers that this connection gives out are greater
+        self.ahead = 0.0  # the store's time less Unix time
         self._in_doubt = False  # the log may hold a failed commit that is not written over yet
 
     def _execute_many(self, many: Many, rows: Collection[Row]) -> None:
@@ -226,12 +227,16 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
 
     # ---- times
 
+    def ahead_of_wall(self) -> float:
+        return self.ahead
+
     def follow_wall_clock(self, ahead: float) -> bool:
         """Move the jobs that have a time of the wall clock; return whether there was one to move.
 
         Args:
           ahead: the store's time less Unix time.
         """
+        self.ahead = ahead
         self._flush()
         moved = self._execute(
             "UPDATE jobs SET due = run_at + :ahead WHERE state = 'parked' AND why = 'delay'"

@@ -21,6 +21,7 @@ ORDER: Final = (
     "history",  # the runs of a job
     "limits",  # lanes, groups and rules
     "meters",  # the arithmetic of rate limits
+    "calendar",  # that of days and months
     "rates",  # rate limits of lanes, groups and quotas
     "budget",  # slots and rates while jobs are claimed
     "tell",  # what other processes hear
@@ -46,7 +47,7 @@ ORDER: Final = (
 """The files, from the lowest: a function is defined before the functions that call it.
 
 A file that has a twin in Python has its name, and has its functions by the same names in the same
-order: those of ``_rules``, of ``acts``, and ``_limits/meters.py``.
+order: those of ``_rules``, of ``acts``, and of ``_limits``.
 """
 LEAVES: Final = frozenset(
     {"engine", "runs", "locks", "logs", "orders", "schedules", "inspection", "blockers", "open"}

@@ -351,9 +351,18 @@ def _gcra(limit: RateLimit, scale: int) -> dict[str, int]:
     return {"num": num, "den": den, "burst": math.floor(burst * num), "per": _per(limit)}
 
 
+def _calendar(limit: RateLimit, scale: int) -> dict[str, Any]:
+    from ..._limits.calendar import utc_offsets  # a limit of this kind loads it anyway
+
+    most = math.floor(exact(limit.limit) * scale)
+    zone = utc_offsets(limit.timezone)
+    return {"most": most, "per": limit.per, "zone": zone, "budget": True}
+
+
 _SHAPES: Final[Mapping[str, Callable[[RateLimit, int], dict[str, Any]]]] = {
     "sliding": _sliding,
     "gcra": _gcra,
+    "calendar": _calendar,
 }
 
 

@@ -114,7 +114,7 @@ class Settle(Act[tuple[str, ...]]):
         line = f"quota {self.quota}"
         less = {unit: difference(0, amount) for unit, amount in self.change.items() if amount < 0}
         more = {unit: amount for unit, amount in self.change.items() if amount > 0}
-        meters = rates.meters_of(line, self.limits)
+        meters = rates.meters_of(queues.tables, line, self.limits)
         rates.give_back(queues.tables, meters, less, queues.now, self.at)
         rates.charge(queues.tables, meters, more, queues.now)
         lines.wake_first(queues, line)
@@ -135,7 +135,9 @@ class Grant(Act[None]):
 
     def apply(self, queues: Queues) -> None:
         tables, line = queues.tables, f"quota {self.quota}"
-        rates.grant(tables, rates.meters_of(line, self.limits), self.amounts, queues.now)
+        rates.grant(
+            tables, rates.meters_of(queues.tables, line, self.limits), self.amounts, queues.now
+        )
         number = tables.last_item("log grants") + 1
         tables.append("log grants", ListItem(number, self.record, queues.caller))
         lines.wake_first(queues, line)
@@ -155,7 +157,7 @@ class ResetQuota(Act[bool]):
         if limits is None:
             return False
         levels = rates.levels(queues.tables, line, limits, queues.now)
-        for meter in rates.meters_of(line, limits):
+        for meter in rates.meters_of(queues.tables, line, limits):
             queues.tables.forget_marks(meter.key)
         lines.wake_first(queues, line)
         return self.quota in queues.tables.of(QUOTAS) or any(level.used for level in levels)

@@ -357,7 +357,8 @@ def _check_unused(
 
 def _replace(queues: Queues, owner: str, old: _Rated | None, new: _Rated | None) -> None:
     before, after = (
-        [] if limit is None else rates.meters_of(owner, limit.rates) for limit in (old, new)
+        [] if limit is None else rates.meters_of(queues.tables, owner, limit.rates)
+        for limit in (old, new)
     )
     rates.replace(queues.tables, before, after, queues.now)
 

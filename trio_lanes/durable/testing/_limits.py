@@ -212,6 +212,25 @@ class LimitStories(Bench):
                 with self.raises(ValueError):
                     await lanes.configure({"main": LaneConfig(rate=RateLimit(limit))})
 
+    async def test_a_lane_starts_no_more_in_a_month_than_its_limit(self) -> None:
+        rates = [RateLimit(1, per="month", timezone="Asia/Tokyo"), RateLimit(9, per="day")]
+        async with self.instance(lanes={"main": LaneConfig(concurrency=9, rate=rates)}) as lanes:
+            assert (await lanes.limits())["main"].rates == tuple(rates)
+            await (await lanes.submit("echo", 1)).wait()
+            second = await self.submitted("echo", 2)
+            (reason,) = await lanes.blocked_by(second.id)
+            assert reason.kind == "rate"
+            assert reason.until is not None
+            (cause,) = await second.root_causes()
+            assert cause.root == 'rate of "main": 1 a month in Asia/Tokyo, 9 a day in UTC'
+            assert 0 < (cause.seconds or 0) <= 31 * 86_400
+            more = RateLimit(2, per="month", timezone="Asia/Tokyo")
+            await lanes.configure({"main": LaneConfig(rate=more)})
+            third = await self.submitted("echo", 3)
+            await self.expect((0, [1, 2]))
+            (cause,) = await third.root_causes()
+            assert cause.root == 'rate of "main": 2 a month in Asia/Tokyo'
+
     async def test_a_lent_slot_is_one_of_its_group_too(self) -> None:
         groups = {"g": LaneGroup(["main", "cron"], concurrency=2)}
         async with self.instance(

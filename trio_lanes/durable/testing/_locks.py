@@ -11,9 +11,9 @@ from typing import Any
 import trio
 
 from ... import RateLimit
-from .. import DurableLanes
+from .. import DurableLanes, QuotaLevel
 from ..acts.inspection import AllStatistics
-from ..acts.locks import Acquire, Release, ResetQuota, Settle, Spend
+from ..acts.locks import Acquire, LevelsOf, Release, ResetQuota, Settle, Spend
 from ..acts.logs import DropLog, LogPage, WriteLog
 from ..store import LISTED, REQUESTS_LISTED, STEP_BYTES
 from ._bench import Bench, ticket
@@ -244,6 +244,46 @@ class LockStories(Bench):
             (levels,) = [one.levels for one in (await lanes.statistics()).quotas]
             assert levels[0].used == Decimal("1.2")
             assert levels[1].used == 0
+
+    async def test_what_is_above_the_limit_of_a_day_may_be_spent_on_the_next(self) -> None:
+        day = RateLimit(Decimal("0.30"), per="day", unit="usd", timezone="Europe/Berlin")
+        month = RateLimit(9, per="month", unit="usd", timezone="Europe/Berlin")
+        async with self.playing(lease_ttl=1e7) as store:
+
+            async def spend(amount: int | str) -> Any:
+                costs = {"usd": Decimal(amount)}
+                answer = await store.do(Spend("q", [day, month], costs), ticket())
+                return (answer or ())[:2]
+
+            async def level() -> QuotaLevel:
+                levels: tuple[QuotaLevel, ...] = await store.look(LevelsOf("q", [day, month]))
+                return levels[0]
+
+            _, at = await spend(0)
+            number, at = await spend(1)  # above the limit, which is free
+            assert number == 0
+            waiting, served = await spend(1)
+            assert served is None
+            change = {"usd": Decimal("-0.75")}
+            await store.do(Settle("q", [day, month], at, change), ticket())
+            assert (await level()).used == Decimal("0.25")
+            assert (await level()).left == Decimal("0.05")
+            ends = (await level()).full_at
+            assert ends is not None
+            if self._clock is not None:
+                hours = 0
+                while (await level()).used:
+                    self._clock.jump(3600.0)
+                    hours += 1
+                assert 0 < hours <= 25
+                assert await store.served(waiting) is not None
+                assert (await level()).used == 1
+                next_ends = (await level()).full_at
+                assert next_ends is not None
+                assert round(next_ends - ends) in (23 * 3600, 86_400, 25 * 3600)
+                # what was taken on another day is not given back
+                await store.do(Settle("q", [day, month], at, change), ticket())
+                assert (await level()).used == 1
 
     async def test_what_would_have_run_over_is_not_given_back(self) -> None:
         quotas = {"q": RateLimit(11, per=10.0, burst=10)}  # one in 5 s

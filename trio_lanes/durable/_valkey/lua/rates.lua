@@ -5,8 +5,7 @@ local rates = {}
 local ONE_REQUEST = { requests = 1 }
 local FORGET_AFTER = 7200000  -- milliseconds: a clock may be set an hour ahead
 local KINDS = {
-  sliding = SlidingWindow, gcra = Bucket,
-  ['sliding-decimal'] = SlidingWindow, ['gcra-decimal'] = Bucket,
+  sliding = SlidingWindow, gcra = Bucket, day = CalendarWindow, month = CalendarWindow,
 }
 local MILLION, MAX_DECIMAL = 1000000, 1000000000
 
@@ -31,13 +30,19 @@ function rates.fits(amount, scale)
   return rates.counted_in(amount, 1) == tonumber(amount)
 end
 
+-- The arithmetic of a meter; its kind may end with '-decimal'.
+local function class_of(meter)
+  return KINDS[string.match(meter.kind, '^%a+')]
+end
+
 local function forget_at(key, refilled_at)
   local millis = math.ceil((refilled_at - (meta.offset or 0)) / 1000) + FORGET_AFTER
   call('PEXPIREAT', key, int(math.min(2 ^ 53, millis)))  -- a server takes no time far ahead
 end
 
 local function window_end(meter)
-  return now + meter.per
+  local at = meter.zone and calendar.window_end(calendar.second(now), meter)
+  return at and calendar.store_time(at) or now + meter.per
 end
 
 -- Do `act` of each meter that counts a cost. Return the greatest of the times that it returns, or nil.
@@ -48,7 +53,7 @@ local function do_counted(owner, meters, costs, act, ...)
     local amount = rates.counted_in(costs[meter.unit] or 0, meter.scale)
     if amount > 0 then
       local key = rates.key_of(owner, meter)
-      local time = KINDS[meter.kind][act](key, meter, amount, ...)
+      local time = class_of(meter)[act](key, meter, amount, ...)
       if time and act ~= 'ready_at' then
         forget_at(key, time)
       end
@@ -80,7 +85,7 @@ function rates.ready_at(owner, meters, costs, all_granted)
     local amount = rates.counted_in(costs[meter.unit] or 0, meter.scale)
     if amount > 0 then
       local left = amount - rates.granted(key)
-      last = math.max(last, KINDS[meter.kind].ready_at(key, meter, left))
+      last = math.max(last, class_of(meter).ready_at(key, meter, left))
     end
   end
   return last
@@ -126,7 +131,7 @@ function rates.newly_low(owner, meters)
   local found = {}
   for _, meter in ipairs(meters) do
     local key = rates.key_of(owner, meter)
-    local used = meter.budget and KINDS[meter.kind].used(key, meter) or 0
+    local used = meter.budget and class_of(meter).used(key, meter) or 0
     if used > 0 and used * 5 >= (meter.most + rates.granted(key)) * 4 then
       local noted = ROOT .. 'lw:' .. key
       if tonumber(call('GET', noted) or 0) <= now then
@@ -148,7 +153,7 @@ function rates.replace(owner, old, new)
   for _, meter in ipairs(new or {}) do
     local key = rates.key_of(owner, meter)
     if before[key] then
-      forget_at(key, KINDS[meter.kind].continued(key, meter, before[key]))
+      forget_at(key, class_of(meter).continued(key, meter, before[key]))
       before[key] = nil
     end
   end
@@ -162,7 +167,7 @@ function rates.levels(owner, meters)
   local found = {}
   for place, meter in ipairs(meters) do
     local key = rates.key_of(owner, meter)
-    local used, refilled_at = KINDS[meter.kind].used(key, meter)
+    local used, refilled_at = class_of(meter).used(key, meter)
     found[place] = { used, used > 0 and refilled_at, rates.granted(key) }
   end
   return found
