@@ -576,16 +576,23 @@ async def test_submissions_that_wait_for_room_join_the_first_that_has_it(
                     result = await lanes.run(bodies.note, number, session="a", coalesce=KEY)
                     results.append((result, 6))
 
+                async def other(coalesce: Coalesce | None) -> None:
+                    await lanes.submit(bodies.note, coalesce, coalesce=coalesce)
+
                 async def gives_up() -> None:
                     with trio.move_on_after(0.5):
                         await lanes.submit(bodies.note, "never", session="a", coalesce=KEY)
 
                 nursery.start_soon(gives_up)
+                nursery.start_soon(other, None)
+                nursery.start_soon(other, Coalesce("other"))
                 for number in range(3):
                     nursery.start_soon(call, number)
                     nursery.start_soon(run, number)
-    assert len(bodies.ran) == 3
-    assert results == [(bodies.names[2], 6)] * 6
+    assert len(bodies.ran) == 5
+    assert {None, Coalesce("other")} < {*bodies.names}
+    assert results == [(results[0][0], 6)] * 6
+    assert results[0][0] in bodies.names
 
 
 async def test_a_submission_that_waits_for_room_elsewhere_is_refused_when_one_is_accepted(
