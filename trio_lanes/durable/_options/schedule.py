@@ -151,7 +151,7 @@ def take_due(of: DurableSchedule, now: float) -> tuple[list[float], int, float]:
         time = of.after(of.last)  # the clock was set back before it was changed
     if of.every is not None:
         skipped = max(0, math.floor((now - time) / of.every) + 1 - MOST_AT_ONCE)
-        time = of.after(time + (skipped - 0.5) * of.every)
+        time = of.after(time + (skipped - 0.5) * of.every) if skipped else time
     while time <= now and len(times) < MOST_AT_ONCE:
         times.append(time)
         time = of.after(time)
