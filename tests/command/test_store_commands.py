@@ -744,6 +744,7 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
     assert (record["data"]["by"], record["data"]["granted"]) == ("ann", {"tokens": 7})
     for command, why in (
         ("quota tokens --grant words=1", "does not count 'words'"),
+        ("quota tokens --grant tokens=0.5", "must be a whole number"),
         ("quota none --grant tokens=1", "nothing was ever spent from 'none'"),
     ):
         code, _, err = shop.say(command)

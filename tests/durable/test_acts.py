@@ -37,7 +37,7 @@ ALL_JOBS = JobsOf(Selection(), 0, 9)
 T = TypeVar("T")
 
 LANES, LOCKS, OPENING = "_lanes/lanes.py", "_lanes/locks.py", "_lanes/opening.py"
-JOB, LOG, RUN, DEADLOCK = "_lanes/job.py", "_lanes/log.py", "_runs/run.py", "_runs/deadlock.py"
+JOB, LOG, RUN, DEADLOCK = "_runs/job.py", "_lanes/log.py", "_runs/run.py", "_runs/deadlock.py"
 SCHEDULES, FIRING = "_lanes/schedules.py", "_runs/schedules.py"
 VALKEY = "_valkey/store.py"  # a script answers in pages
 

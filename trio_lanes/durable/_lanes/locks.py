@@ -27,7 +27,7 @@ from ... import RateLimit
 from ..._config import check as _check
 from .._contract.act import new_ticket
 from .._contract.amounts import MAX_DECIMAL, Costs, difference, fits, scale_of, to_data
-from .._contract.errors import LockLostError, StoreUnavailableError
+from .._contract.errors import BudgetSpentError, LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import left_of
 from .._options.names import checked_name
@@ -205,15 +205,17 @@ class Quota:
         """Take amounts from the quota, by unit, as soon as all its limits admit them.
 
         Callers of all instances are served in the order in which they came. An amount above a limit
-        waits until nothing of the limit is in use. A quota of requests takes one, unless
-        ``requests`` is given. A checkpoint; if it is cancelled, nothing is taken.
+        waits until nothing of the limit is in use; above a limit of a day or a month it is refused.
+        A quota of requests takes one, unless ``requests`` is given. A checkpoint; if it is
+        cancelled, nothing is taken.
 
         Args:
           wait: False takes the amounts at once or not at all; it overtakes no other caller.
 
         Raises:
           TypeError, ValueError: for a bad amount, or a unit that the quota does not count.
-          BudgetSpentError: without ``wait``, if a limit does not admit them now, or others wait.
+          BudgetSpentError: without ``wait``, if a limit does not admit them now, or others wait;
+            if they are above a limit of a calendar, and what was granted does not admit them.
           StoreUnavailableError: if the store is not available; with ``unknown``, the amounts may
             have been taken.
         """
@@ -221,6 +223,12 @@ class Quota:
         costs = self._checked(amounts)
         if "requests" in self._units:
             costs.setdefault("requests", 1)
+        for limit in self._limits:
+            unit = limit.unit
+            if limit.algorithm == "calendar" and costs.get(unit, 0) > limit.limit:
+                left, wait = await self.left(), False  # only what was granted can admit it
+                if left[unit] < costs[unit]:
+                    raise BudgetSpentError(self.name, left, None)
         assert self._requests is not None
         return Spent(self, costs, await self._requests.spend(self, costs, wait))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -159,6 +160,23 @@ class QuotaStories(LockStories):
                 assert await quota.left() == {"tokens": 5}
                 await quota.grant(tokens=1)  # the others are forgotten
                 assert await quota.left() == {"tokens": 6}
+
+    async def test_an_amount_above_a_limit_of_a_calendar_is_never_admitted(self) -> None:
+        budget = RateLimit(Decimal("5.00"), per="month", unit="usd")
+        async with self.instance(quotas={"q": [budget, FIVE]}) as lanes:
+            quota = lanes.quota("q")
+            for wait in (True, False):
+                with self.raises(BudgetSpentError) as caught:
+                    await quota.spend(usd=Decimal("5.01"), wait=wait)
+                assert caught[0].until is None
+                assert caught[0].left == {"usd": 5, "tokens": 5}
+                assert "never" in str(caught[0])
+            await quota.grant(usd=Decimal("0.50"))
+            await quota.spend(usd=Decimal("5.25"))
+            assert (await quota.left())["usd"] == Decimal("0.25")
+            with self.raises(BudgetSpentError) as caught:
+                await quota.spend(usd=1, wait=False)
+            assert caught[0].until is not None
 
     async def test_a_budget_is_low_once_in_its_window_when_80_percent_are_used(self) -> None:
         budget = RateLimit(10, per=3600.0, unit="tokens", algorithm="sliding")
