@@ -215,6 +215,26 @@ class KeyStories(Bench):
             assert self.begun() == ["c", "f"]
             assert (await lanes.check()).problems == ()
 
+    async def test_a_further_submission_with_another_priority_goes_behind_its_new_equals(
+        self,
+    ) -> None:
+        for fair in (False, True):
+            limits = {"main": LaneConfig(fair=fair)}
+            async with self.instance(lanes=limits) as lanes:
+                await lanes.configure(limits)
+                await lanes.pause("main")
+                jobs = [
+                    await lanes.submit("echo", n, session=f"{n}", priority=p, coalesce=coalesce)
+                    for n, p, coalesce in ((1, 1, None), (2, 0, Coalesce("k")), (3, 1, None))
+                ]
+                more = {"session": "2", "priority": 1, "coalesce": Coalesce("k")}
+                assert await lanes.submit("echo", 4, **more) is jobs[1]  # type: ignore[arg-type]
+                await lanes.resume("main")
+                await jobs[1].wait()
+                await self.settle()
+                assert self.log[-3:] == [1, 3, 4]
+                assert (await lanes.check()).problems == ()
+
     async def test_a_job_with_a_debounce_starts_when_it_is_quiet_or_has_waited_enough(
         self,
     ) -> None:
