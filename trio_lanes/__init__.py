@@ -30,6 +30,8 @@ from ._instrument import LaneInstrument as LaneInstrument
 from ._lanes import Lanes as Lanes
 from ._lanes import open_lanes as open_lanes
 from ._lifecycle.drain import DrainReport as DrainReport
+from ._limits.adaptive import Adaptive as Adaptive
+from ._limits.adaptive import LimitTried as LimitTried
 from ._limits.rate import RateLimit as RateLimit
 from ._map import MapResults as MapResults
 from ._nursery import LaneNursery as LaneNursery

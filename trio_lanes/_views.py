@@ -21,6 +21,7 @@ from ._config.names import SESSION_PREFIX
 from ._flow.loop import Scheduler
 from ._lifecycle import control as _control
 from ._lifecycle.configure import set_concurrency
+from ._limits.adaptive import LimitTried
 from ._observe.statistics import (
     LaneStatistics,
     SessionStatistics,
@@ -183,6 +184,8 @@ class Lane(OneLane):
         Raising it starts waiting jobs at once; lowering it stops no running job. For a template's
         lane it lasts until that lane goes, or its template is configured.
 
+        An `Adaptive` concurrency is what it has learned so far; a number that is set replaces it.
+
         Raises:
           TypeError, ValueError: if the value is neither a whole number from 0 up nor `math.inf`.
         """
@@ -192,6 +195,15 @@ class Lane(OneLane):
     @enable_ki_protection
     def concurrency(self, value: int | float) -> None:
         set_concurrency(self._scheduler, self._actor, value)
+
+    @property
+    def limits_tried(self) -> tuple[LimitTried, ...]:
+        """The last 30 limits that its `Adaptive` concurrency has tried, the present one last.
+
+        Empty without one, and while it has the first.
+        """
+        tuner = self._actor.tuner
+        return () if tuner is None else tuple(tuner.tried)
 
     def head(self, n: int) -> list[AnyJob]:
         """Return the first ``n`` jobs of its line, the next to start first.
@@ -273,7 +285,7 @@ class SessionLane(OneLane):
     @property
     def concurrency(self) -> int | float:
         """How many of its jobs may run at once; `Lanes.configure` changes it."""
-        return self.config.concurrency
+        return self.config.first_concurrency
 
     def statistics(self) -> SessionStatistics:
         """Return its numbers at this moment."""

@@ -9,6 +9,7 @@ import re
 import signal
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -119,6 +120,10 @@ class DurableTalk:
     async def messages(self) -> AsyncIterator[object]:
         yield "and quickly"
 
+    @asynccontextmanager
+    async def children(self) -> AsyncIterator[object]:
+        yield SimpleNamespace(submit=done, wait_all=done)
+
 
 def answered_gate(lanes: trio_lanes.Lanes, calls: list[ToolCall]) -> ActionGate:
     """A gate, and somebody elsewhere who answers after a while."""
@@ -164,7 +169,7 @@ def names(where: str, lanes: trio_lanes.Lanes) -> dict[str, Any]:
     if where.startswith("trio_lanes.durable"):
         taken["answer"] = lambda payload: reply(payload["text"])
         taken["SqliteStore"] = lambda path: MemoryStore()  # a file takes real time
-        taken |= {"run": DurableTalk(), "history": [], "last_seen": 0}
+        taken |= {"run": DurableTalk(), "history": [], "last_seen": 0, "urls": ["/"]}
     if where.startswith("trio_lanes.durable.DurableJob.events"):
         taken["lanes"] = SimpleNamespace(job=lambda id: DurableTalk())
     return taken

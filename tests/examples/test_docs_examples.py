@@ -41,7 +41,7 @@ UNORDERED = ROOT / "examples" / "coming" / "by_hand.py"
 IN_REAL_TIME = {"threads.py", "portal.py", "database.py", "durable.py"}
 # It imports `trio_asyncio`, which changes the loops of asyncio for all of its process.
 ALONE = ROOT / "examples" / "howto" / "asyncio_bodies.py"
-NOT_PROGRAMS = {"gateway.py", "test_gateway.py"}
+NOT_PROGRAMS = {"adaptive_simulation.py", "gateway.py", "test_gateway.py"}
 # Real processes of test_shutdown_..., and an application of tests/monitor
 SERVICES = {"web_server.py", "service.py", "monitor.py"}
 

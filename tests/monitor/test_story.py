@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.monitor.test_frames import lends, stubborn
 from tests.monitor.web import ask, looking
-from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, open_lanes
+from trio_lanes import Adaptive, Job, LaneConfig, LaneGroup, Lanes, RateLimit, open_lanes
 from trio_lanes.monitor import monitor
 
 
@@ -147,6 +147,18 @@ async def test_the_first_jobs_of_a_session_are_listed_with_their_reasons(
         assert " of its session ← its body, for " in listed[-1]["reason"]
         assert (await ask(monitor(lanes), "/session/%20")).status == 404
         lanes.clear()
+
+
+async def test_a_lane_shows_the_limits_that_it_has_tried(autojump_clock: MockClock) -> None:
+    config = LaneConfig(concurrency=Adaptive(1, 8, by="aimd"))
+    async with open_lanes({"main": config, "t:*": config}) as lanes:
+        for _ in range(2):
+            await lanes.run(trio.sleep, 1)
+        app = monitor(lanes)
+        (one, *_) = (await ask(app, "/lane/main")).json["tried"]
+        assert (one["limit"], one["reason"]) == (2, "nothing was refused")
+        lanes.start_soon(trio.sleep, 1, lane="t:a")
+        assert (await ask(app, "/lane/t:*")).json["tried"] == []
 
 
 async def test_the_jobs_of_a_lane_are_those_that_run_and_those_that_wait_longest(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import trio
 
 from .._config.exact import Exact
+from .._limits.adaptive import Adaptive
 from .._limits.rate import Rates, rate_limits
 from .._queue.timers import Timer
 from .job import AnyJob
@@ -195,7 +196,8 @@ class Actor(Served, Pausable):
 
     def __init__(self, turns: Turns, config: LaneConfig) -> None:
         super().__init__(config)
-        self.concurrency: float = config.concurrency  # its own limit
+        limit = config.concurrency  # not `first_concurrency`, to spare each session a call
+        self.concurrency: float = limit.low if isinstance(limit, Adaptive) else limit
         self.bounded = config.max_waiting != math.inf
         self.rates = Rates.of(config.rate)
         self.wrap = config.wrap
@@ -303,9 +305,9 @@ class Actor(Served, Pausable):
             self.rates = self.rates.reconfigured(rate_limits(config.rate), now)
         self.config = config
         self.wrap = config.wrap
-        self.concurrency = config.concurrency
+        self.concurrency = config.first_concurrency
         self.bounded = config.max_waiting != math.inf
         self.wake_at = math.inf  # the next step knows better
         if self.limiter is not None and config.limiter is None:
-            self.limiter.total_tokens = config.concurrency
+            self.limiter.total_tokens = config.first_concurrency
         self.touch()

@@ -130,6 +130,7 @@ class Keeper(Protocol):
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
     def charge(self, job: AnyJob, units: Mapping[str, Amount]) -> None: ...
+    def overloaded(self, job: AnyJob) -> None: ...
     def lend(self, job: AnyJob, reason: str | None) -> None: ...
     async def take_back(self, job: AnyJob, reason: str | None) -> None: ...
     async def readmit(self, job: AnyJob, cost: Amount | Mapping[str, Amount] | None) -> None: ...
@@ -548,6 +549,17 @@ class Job(Generic[T_co]):
         """Report progress: its ``idle_timeout`` counts from now. Not a checkpoint."""
         if self._state is RUNNING:
             self._restart_idle_clock()
+
+    @enable_ki_protection
+    def overloaded(self) -> None:
+        """Say that what its lane works for is overloaded: an `Adaptive` concurrency falls.
+
+        Use it where the body handles a refusal itself: before `readmit`, after a slow answer. The
+        limit falls once for all jobs that had their slots by then. In another lane, and when it
+        does not run, it does nothing. Not a checkpoint.
+        """
+        if self._state is RUNNING:
+            self._keeper.overloaded(self)
 
     @enable_ki_protection
     def charge(self, **units: Amount) -> None:

@@ -28,9 +28,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias, final
 
+import attrs
 import trio
 
 from .._config.exact import Amount
+from .._limits.adaptive import Adaptive, Tuner
 from .._limits.rate import check_units
 from .._queue.backlog import Backlog
 from .._queue.timers import Timer
@@ -83,6 +85,7 @@ class LaneActor(Actor):
         "slots",
         "template",
         "token_request",
+        "tuner",
         "unwarned",
         "unwarned_timer",
         "warning",
@@ -115,6 +118,7 @@ class LaneActor(Actor):
         ] = {}  # options that its jobs have unless they say otherwise
         self.line: Line = PlainLine()
         self._order = (math.inf, False)  # aging, and whether it is fair
+        self.tuner: Tuner | None = None  # of an `Adaptive` concurrency
         self.delayed: dict[int, AnyJob] = {}  # {id: job that is not due yet}
         # {id: job}, in the order in which their waits began, in both layers. A dict would take
         # linear time to find its first item after many deletions at the front.
@@ -146,7 +150,7 @@ class LaneActor(Actor):
         self.unwarned_timer: Timer | None = None  # set for the first of them
         super().__init__(turns, config)
         self.mailbox = Mailbox()
-        self.limiter = trio.CapacityLimiter(config.concurrency)
+        self.limiter = trio.CapacityLimiter(config.first_concurrency)
         self.set_config(config, -math.inf)
 
     @property
@@ -154,13 +158,21 @@ class LaneActor(Actor):
         return self._name
 
     def set_config(self, config: LaneConfig, now: float) -> None:
+        adaptive = config.concurrency
+        if isinstance(adaptive, Adaptive):
+            if self.tuner is None or self.tuner.config != adaptive:
+                self.tuner = Tuner(adaptive, self.concurrency)
+            config = attrs.evolve(config, concurrency=self.tuner.limit)
+        else:
+            self.tuner = None
         if config.warn_after != self.config.warn_after:
             self.cancel_warnings()  # they are set anew when the lane is served
         if self.token_request is not None and config.limiter is not self.limiter:
             self.token_request.rest()
         if config.limiter is None:
             if self.token_request is not None:
-                self.limiter, self.token_request = trio.CapacityLimiter(config.concurrency), None
+                self.limiter = trio.CapacityLimiter(config.first_concurrency)
+                self.token_request = None
         elif self.limiter is not config.limiter:
             self.limiter = config.limiter
             self.token_request = self._ask(self, config.limiter)

@@ -13,6 +13,7 @@ from .._config import check as _check
 from .._config.coalesce import Coalesce
 from .._config.exact import Amount
 from .._config.names import resolve_global_lane
+from .._limits.adaptive import Adaptive
 from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ _TIMEOUTS: Final = ("timeout", "queue_timeout", "idle_timeout")
 _SESSION_FIELDS: Final = frozenset({"concurrency", "max_waiting", "rate", "wrap", "paused"})
 
 Wrap = Callable[["Job[Any]", Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+
+def _concurrency(field: str, value: Any) -> object:
+    return value if isinstance(value, Adaptive) else _check.count(field, value)
 
 
 def _members(value: Iterable[str]) -> tuple[str, ...]:
@@ -69,9 +74,11 @@ class LaneConfig:
       TypeError, ValueError: for a bad value, naming the field and the value.
     """
 
-    concurrency: int | float = attrs.field(default=1, validator=_check.field(_check.count))
+    concurrency: int | float | Adaptive = attrs.field(
+        default=1, validator=_check.field(_concurrency)
+    )
     """How many jobs it runs at once: a whole number, or `math.inf`; 1 unless given. 0 starts no job
-    until it is raised."""
+    until it is raised. An `Adaptive` is a number that a global lane learns."""
     limiter: trio.CapacityLimiter | None = attrs.field(
         default=None, validator=_check.field(_check.optional_limiter)
     )
@@ -115,6 +122,13 @@ class LaneConfig:
     wrap: Wrap | None = attrs.field(default=None, validator=_check.field(_check.optional_callable))
     """Runs around the body, inside slot, scope and context, as ``await wrap(job, body)``; ``body``
     is to be called without arguments and awaited: once, or, for retries, several times."""
+
+    @property
+    def first_concurrency(self) -> int | float:
+        """How many jobs it runs at once at first: of an `Adaptive`, the least."""
+        if isinstance(self.concurrency, Adaptive):
+            return self.concurrency.low
+        return self.concurrency
 
     @property
     def job_defaults(self) -> Mapping[str, float]:
@@ -173,6 +187,8 @@ def session_config(config: LaneConfig, what: str = "sessions") -> LaneConfig:
         value = getattr(config, field.name)
         if field.name not in _SESSION_FIELDS and value != field.default:
             raise ValueError(f"{what} cannot have {field.name}={value!r}")
+    if isinstance(config.concurrency, Adaptive):
+        raise ValueError(f"{what} cannot have concurrency={config.concurrency!r}")
     return config
 
 

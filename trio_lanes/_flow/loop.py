@@ -52,6 +52,7 @@ from threading import get_ident
 from typing import Any, Final, final
 from weakref import WeakSet
 
+import attrs
 import outcome
 import trio
 
@@ -79,6 +80,7 @@ from .._actors.wait import RoomRequest, Wait, Waiter
 from .._config.errors import JobCancelledError, LaneDeadlockError, QueueTimeoutError
 from .._config.exact import Amount, exact
 from .._config.reasons import Cause
+from .._limits.adaptive import Adaptive, Tuner
 from .._limits.rate import costs_of
 from .._observe.hooks import Hook, Hooks
 from .._observe.overdue import Overdue
@@ -826,6 +828,9 @@ class Scheduler:
 
     def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
         """``job``, which ran, gives its slots back and settles."""
+        tuner = job._lane.tuner
+        # before the act, since it calls a function of the user's
+        has_learned = tuner is not None and self._learn(tuner, job, state, error)
         if outermost := not self.serving:  # as `begin` does, on every job's way
             self.now = self.current_time()
             self.serving = True
@@ -840,11 +845,49 @@ class Scheduler:
             else:
                 lending.stop(self, job)
             self._settle(job, state, value, error)
+            if has_learned:
+                self._retune(lane)
             if outermost:
                 self.serve()
         except BaseException as exc:
             self.broke_down(exc)
             raise
+
+    # ---- limits that tune themselves
+
+    def _learn(
+        self, tuner: Tuner, job: AnyJob, state: JobState, error: BaseException | None
+    ) -> bool:
+        """Have ``tuner`` learn of the end of ``job``; return whether the limit changes."""
+        assert job.started_at is not None
+        began, now = max(job.started_at, job._waiting_since), self.current_time()
+        if state is SUCCEEDED:
+            timed = began == job.started_at and job._slot is HELD
+            return tuner.succeeded(began, now, job._lane.slots, timed=timed)
+        if state is FAILED and error is not None and tuner.refuses(error):
+            return tuner.refused(began, now)
+        return False
+
+    def overloaded(self, job: AnyJob) -> None:
+        """`Job.overloaded`."""
+        self.check_thread()
+        lane = job._lane
+        assert job.started_at is not None
+        began = max(job.started_at, job._waiting_since)
+        if lane.tuner is not None and lane.tuner.refused(began, self.current_time()):
+            with self.batch():
+                self._retune(lane)
+
+    def _retune(self, lane: LaneActor) -> None:
+        """Give ``lane`` the limit of its tuner."""
+        if lane.tuner is not None:
+            self.set_concurrency(lane, lane.tuner.config)
+            self.after_act(partial(self.limits_changed, opened=False))
+
+    def set_concurrency(self, lane: LaneActor, value: int | float | Adaptive) -> None:
+        """Give ``lane`` alone another concurrency."""
+        lane.set_config(attrs.evolve(lane.config, concurrency=value), self.now)
+        self.call_hooks(self.hooks.lane_configured, lane)
 
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None

@@ -115,7 +115,7 @@ class Registry:
         """Return the limiter of the session ``key``: true from now on, while it is referenced."""
         limiter = self._limiters.get(key)
         if limiter is None:
-            concurrency = self.plan.of_session(key).concurrency
+            concurrency = self.plan.of_session(key).first_concurrency
             limiter = self._limiters[key] = trio.CapacityLimiter(concurrency)
             self._had_limiters = True
             session = self.sessions.get(key)
@@ -126,7 +126,7 @@ class Registry:
     def resize_session_limiters(self) -> None:
         """Set the totals of the sessions' limiters as the plan says."""
         for key, limiter in self._limiters.items():
-            limiter.total_tokens = self.plan.of_session(key).concurrency
+            limiter.total_tokens = self.plan.of_session(key).first_concurrency
 
     # ---- all
 

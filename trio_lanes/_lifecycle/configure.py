@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import attrs
-
 from .._actors.actor import Actor, Pausable
 from .._actors.lane import LaneActor
 from .._actors.options import LaneConfig, LaneGroup
@@ -150,9 +148,9 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
     was_closed = not lane.limiter.total_tokens
     with scheduler.batch():
         if lane.config.limiter is None:  # of a template: only this one of its lanes
-            lane.set_config(attrs.evolve(lane.config, concurrency=value), scheduler.now)
+            scheduler.set_concurrency(lane, value)
         else:
             lane.limiter.total_tokens = value
-        lane.touch()
-        scheduler.call_hooks(scheduler.hooks.lane_configured, lane)
+            lane.touch()
+            scheduler.call_hooks(scheduler.hooks.lane_configured, lane)
     scheduler.limits_changed(opened=was_closed)

@@ -83,7 +83,7 @@ def _table(
 
 
 def _limit(recording: Recording, label: str, key: str, limits: Limits) -> str:
-    was = recording.lanes[label].concurrency
+    was = recording.lanes[label].first_concurrency
     return number(limits.get(label, was) if key == "changed" else was)
 
 

@@ -18,7 +18,7 @@ from trio_lanes.durable import DurableRun
 from ._actions import RefusedError, members_of
 from ._ended import ended
 from ._frames import Frames
-from ._shown import Frame, clipped
+from ._shown import Frame, clipped, shown
 
 _MAX_HOLDERS: Final = 8  # of one root
 _MAX_PLACES: Final = 1000
@@ -85,7 +85,8 @@ def lane_story(lanes: Lanes, frames: Frames, label: str) -> Frame | None:
     waiting = list(chain.from_iterable(lane.waiters(_MAX_FIRST) for lane in some))
     waiting.sort(key=lambda job: (job.waiting_since is None, job.waiting_since or 0, job.id))
     found = _listed(frames, label, members, [*running[:_MAX_FIRST], *waiting[:_MAX_FIRST]])
-    return {**found, "ended": ended(frames.records, lane=label)}
+    tried = members[0].limits_tried if len(members) == 1 else ()
+    return {**found, "ended": ended(frames.records, lane=label), "tried": shown(tried)}
 
 
 def _listed(

@@ -201,7 +201,7 @@ class _Player:
         elif name in self._recording.lanes:
             lanes.configure({name: change.config})
         else:  # a lane of a template
-            lanes.lane(name).concurrency = change.config.concurrency
+            lanes.lane(name).concurrency = change.config.first_concurrency
 
     def _submit(self, run: RecordedRun) -> None:
         options: dict[str, Any] = {}

@@ -171,7 +171,7 @@ def _from_group(group: LaneGroup) -> dict[str, Any]:
 
 
 def _from_config(config: LaneConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {"concurrency": _number(config.concurrency)}
+    found: dict[str, Any] = {"concurrency": _number(config.first_concurrency)}
     if config.aging != math.inf:
         found["aging"] = config.aging
     found.update({flag: True for flag in ("fair", "paused") if getattr(config, flag)})

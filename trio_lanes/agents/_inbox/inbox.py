@@ -107,10 +107,10 @@ class Inbox:
         hold_on_failure: bool = False,
     ) -> None:
         view = lanes.session(session)
-        if view.config.concurrency > 1:
+        if view.concurrency > 1:
             raise ValueError(
                 f"the turns of an inbox cannot overlap, but {view.name!r} runs "
-                f"{view.config.concurrency} jobs at once"
+                f"{view.concurrency} jobs at once"
             )
         if not callable(handler):
             raise TypeError(f"handler must be an async function, not {handler!r}")

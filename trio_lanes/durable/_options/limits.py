@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Final
 
-from ... import LaneConfig, LaneGroup, RateLimit, open_lanes, resolve_global_lane
+from ... import Adaptive, LaneConfig, LaneGroup, RateLimit, open_lanes, resolve_global_lane
 from ..._config.names import SESSION_PREFIX
 from .._contract.records import GroupLimit, LaneLimit
 from .names import checked_name
@@ -64,6 +64,11 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
     for field, neutral in _NOT_DURABLE.items():
         if getattr(config, field) != neutral:
             raise ValueError(f"lane {name!r}: durable lanes have no {field}")
+    if isinstance(config.concurrency, Adaptive):
+        raise ValueError(
+            f"lane {name!r}: the concurrency of a durable lane is a number, since each instance"
+            f" would learn another, got {config.concurrency!r}"
+        )
     paused_until = math.inf if config.paused else None
     for owner in config.weights:
         checked_name("an owner of weights", owner)

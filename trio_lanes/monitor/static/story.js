@@ -54,9 +54,10 @@ class Story extends Panel {
 
   /** Show the jobs of a session or of a lane. @param {"session" | "lane"} kind @param {import("./types").Listed} found */
   list(kind, found) {
-    const { key, waiting, active, paused, at } = found;
+    const { key, waiting, active, paused, at } = found, tried = (found.tried ?? []).slice(-8).reverse();
     this.#fill(`${kind === "session" ? "Session" : "Lane"} ${key}`, { ...found, at: Math.round(at) }, () => [
       h("p", {}, `${waiting} waiting · ${active} running${paused ? " · paused" : ""}`), ...listed(found.jobs, at),
+      ...(tried.length ? [h("h3", {}, "Limits that it has tried"), h("ul", { class: "jobs" }, ...tried.map((one) => h("li", {}, String(one.limit), h("small", {}, `${one.reason}, ${seconds(at - one.at)} ago`))))] : []),
       ...(found.ended ? [...spent(found.ended.waits, found.ended.recorded), ...failures(found.ended, at)] : []),
       ...(waiting + active > found.jobs.length ? [h("p", { class: "soft" }, `The first ${found.jobs.length} are listed.`)] : [])]);
   }

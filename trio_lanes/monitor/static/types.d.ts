@@ -20,7 +20,7 @@ export type Line = Job & {reason?: string};
 export type Ended = {at: number, recorded: number, outcomes: Record<string, number>, waits: Record<string, number>, failed: number, since: number | null, failed_since: number | null,
   groups: {error: string, name: string, label: string, count: number, last: Line, trace: string}[],
   names: {name: string, count: number, quantiles: number[] | null}[], jobs: Line[]};
-export type Listed = Numbers & {at: number, jobs: Line[], ended?: Ended};
+export type Listed = Numbers & {at: number, jobs: Line[], ended?: Ended, tried?: {at: number, limit: number, reason: string}[]};
 export type Found = {sessions: string[], lanes: string[], jobs: Line[], ended: Line[], looked: number, there: number, most: number};
 export type Totals = {active: number, waiting: number, sessions: number, abandoned: number,
   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,

@@ -1,0 +1,329 @@
+"""Limits that tune themselves: an `Adaptive` concurrency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from trio_lanes import (
+    Adaptive,
+    JobCancelledError,
+    Lane,
+    LaneConfig,
+    LaneInstrument,
+    Lanes,
+    SessionLane,
+    current_job,
+    open_lanes,
+)
+from trio_lanes.durable import MemoryStore, open_durable_lanes
+
+
+class RefusedError(Exception):
+    """A refusal."""
+
+
+def refused(error: BaseException) -> bool:
+    return isinstance(error, RefusedError)
+
+
+def aimd(low: int = 2, high: int = 64) -> LaneConfig:
+    return LaneConfig(concurrency=Adaptive(low, high, by="aimd", overloaded=refused))
+
+
+def gradient(low: int = 10, high: int = 100) -> LaneConfig:
+    return LaneConfig(concurrency=Adaptive(low, high, overloaded=refused))
+
+
+async def refuse() -> None:
+    await trio.sleep(1)
+    raise RefusedError
+
+
+async def spread(lanes: Lanes, rounds: int, fn: Callable[..., Any], *args: Any) -> None:
+    """Keep the lane full for some rounds of jobs, with each limit that it has."""
+    for _ in range(rounds):
+        jobs = [lanes.submit_nowait(fn, *args) for _ in range(int(lanes.lane("main").concurrency))]
+        for job in jobs:
+            await job.wait_done()
+            _ = job.exception
+
+
+def tried(lanes: Lanes) -> list[int]:
+    return [one.limit for one in lanes.lane("main").limits_tried]
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        ({"low": 0}, ValueError, ("low", "0")),
+        ({"low": True}, TypeError, ("low", "True")),
+        ({"low": 2.5}, ValueError, ("low", "2.5")),
+        ({"low": 5, "high": 4}, ValueError, ("high", "low", "5", "4")),
+        ({"high": math.inf}, ValueError, ("high", "inf")),
+        ({"by": "vegas"}, ValueError, ("by", "'vegas'")),
+        ({"overloaded": None}, TypeError, ("overloaded", "None")),
+        ({"overloaded": refuse}, TypeError, ("overloaded", "refuse")),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_field(
+    values: Any, error: type[Exception], words: Iterable[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        Adaptive(**values)
+    assert all(word in str(caught.value) for word in words)
+
+
+async def test_it_is_for_global_lanes_of_the_core_with_limiters_of_their_own() -> None:
+    adaptive = Adaptive(2, 8)
+    with pytest.raises(ValueError, match=r"sessions cannot have concurrency=Adaptive\(low=2"):
+        open_lanes(sessions=LaneConfig(concurrency=adaptive))
+    with pytest.raises(ValueError, match="'session:vip' cannot have concurrency=Adaptive"):
+        open_lanes({"session:vip": LaneConfig(concurrency=adaptive)})
+    with pytest.raises(ValueError, match="concurrency must be left out where there is a limiter"):
+        LaneConfig(concurrency=adaptive, limiter=trio.CapacityLimiter(1))
+    config = LaneConfig(concurrency=adaptive)
+    with pytest.raises(ValueError, match=r"lane 'main': the concurrency .* got Adaptive\(low=2"):
+        open_durable_lanes(MemoryStore(), {}, {"main": config})
+    async with open_durable_lanes(MemoryStore(), {}) as durable:
+        with pytest.raises(ValueError, match="lane 'main': the concurrency"):
+            await durable.configure({"main": config})
+
+
+async def test_it_doubles_until_a_job_is_refused_then_grows_by_one_and_falls_by_a_tenth(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": aimd()}) as lanes:
+        lane = lanes.lane("main")
+        assert (lane.concurrency, lane.config.concurrency, lane.limits_tried) == (2, 2, ())
+        for limit in (4, 8, 16):
+            await spread(lanes, 1, trio.sleep, 1)
+            assert lane.concurrency == limit
+        await spread(lanes, 1, refuse)  # once for all of them
+        assert lane.concurrency == 8
+        await spread(lanes, 2, trio.sleep, 1)
+        assert tried(lanes)[-3:] == [8, 9, 10]
+        await spread(lanes, 1, refuse)
+        assert lane.concurrency == 9
+        assert lane.limits_tried[-1].reason == "a job was refused"
+        assert lane.limits_tried[-2].reason == "nothing was refused"
+        assert lane.limits_tried[-1].at == trio.current_time()
+        assert lane.statistics().concurrency == lane.limiter.total_tokens == 9
+
+
+async def test_it_stays_between_low_and_high(autojump_clock: MockClock) -> None:
+    async with open_lanes({"main": aimd(3, 5)}) as lanes:
+        await spread(lanes, 4, trio.sleep, 1)
+        assert lanes.lane("main").concurrency == 5
+        for _ in range(5):
+            await spread(lanes, 1, refuse)
+        assert lanes.lane("main").concurrency == 3
+        await spread(lanes, 40, trio.sleep, 1)
+        for _ in range(20):
+            await spread(lanes, 2, refuse)
+            await spread(lanes, 8, trio.sleep, 1)
+        assert len(tried(lanes)) == 30
+        assert {3, 4, 5} == set(tried(lanes))
+
+
+async def test_a_lane_that_does_not_use_its_limit_learns_nothing_from_success(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": aimd(10)}) as lanes:
+        for _ in range(50):
+            await lanes.run(trio.sleep, 1)
+        assert tried(lanes) == []
+
+
+async def test_failures_that_are_no_refusal_and_cancelled_jobs_say_nothing(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        await trio.sleep(1)
+        raise ValueError("no refusal")
+
+    def broken(error: BaseException) -> bool:
+        raise KeyError("the predicate")
+
+    async with open_lanes({"main": aimd()}) as lanes:
+        await spread(lanes, 3, fail)
+        jobs = [lanes.submit_nowait(trio.sleep, 9) for _ in range(2)]
+        await trio.sleep(1)
+        for job in jobs:
+            job.cancel()
+            with pytest.raises(JobCancelledError):
+                await job.wait()
+        with pytest.raises(trio.TooSlowError):
+            await lanes.run(trio.sleep, 9, timeout=1)
+        assert tried(lanes) == []
+        assert "Adaptive" not in caplog.text
+        config = LaneConfig(concurrency=Adaptive(2, 8, overloaded=broken))
+        lanes.configure({"main": config})
+        with pytest.raises(ValueError, match="no refusal"):
+            await lanes.run(fail)
+        assert tried(lanes) == []
+        assert "Adaptive.overloaded raised" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("attributes", "falls"),
+    [
+        ({"response": SimpleNamespace(status_code=429)}, True),
+        ({"status_code": 529}, True),
+        ({"response": SimpleNamespace(status_code=400, headers={"Retry-After": "7"})}, True),
+        ({"response": SimpleNamespace(status_code=500, headers={"Date": "x"})}, False),
+        ({"response": SimpleNamespace(headers=["retry-after"])}, False),
+        ({}, False),
+    ],
+)
+async def test_by_default_a_refusal_is_an_error_with_such_a_response(
+    attributes: dict[str, Any], falls: bool, autojump_clock: MockClock
+) -> None:
+    async def fail() -> None:
+        error = OSError("of a client")
+        vars(error).update(attributes)
+        await trio.sleep(1)
+        raise error
+
+    async with open_lanes({"main": LaneConfig(concurrency=Adaptive(1, 8, by="aimd"))}) as lanes:
+        await spread(lanes, 2, trio.sleep, 1)
+        assert lanes.lane("main").concurrency == 4
+        with pytest.raises(OSError, match="of a client"):
+            await lanes.run(fail)
+        assert lanes.lane("main").concurrency == (2 if falls else 4)
+
+
+async def test_a_job_says_that_it_was_refused_and_tries_again(autojump_clock: MockClock) -> None:
+    async def call() -> None:
+        job = current_job()
+        assert job is not None
+        await trio.sleep(1)
+        job.overloaded()
+        limits.append(lanes.lane("main").concurrency)
+        lanes.pause_for("main", 5)
+        await job.readmit()
+        await trio.sleep(1)
+        job.overloaded()
+        limits.append(lanes.lane("main").concurrency)
+
+    limits: list[float] = []
+    async with open_lanes({"main": aimd(), "other": 4}) as lanes:
+        await spread(lanes, 3, trio.sleep, 1)
+        jobs = [lanes.submit_nowait(call) for _ in range(4)]
+        for job in jobs:
+            await job.wait()
+            job.overloaded()  # it has ended
+        assert limits == [8] * 4 + [7] * 4
+        await lanes.run(call, lane="other")  # which has no `Adaptive`
+
+
+async def test_by_the_gradient_it_falls_when_jobs_take_longer_and_nothing_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": gradient()}) as lanes:
+        lane = lanes.lane("main")
+        await spread(lanes, 2, trio.sleep, 1)
+        assert tried(lanes) == [20, 40]
+        await spread(lanes, 1, trio.sleep, 3)
+        assert lane.concurrency == 37
+        assert lane.limits_tried[-1].reason == "jobs take longer: 3 s, 1.67 s in the long run"
+        await spread(lanes, 1, trio.sleep, 3)
+        least = lane.concurrency
+        assert least == 36
+        await spread(lanes, 10, trio.sleep, 0.2)  # much faster: the long run is soon forgotten
+        assert lane.concurrency > least
+        assert lane.limits_tried[-1].reason == "jobs take as long as ever"
+        await spread(lanes, 1, refuse)
+        assert lane.limits_tried[-1].reason == "a job was refused"
+
+
+async def test_by_the_gradient_jobs_that_lend_their_slots_say_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async def lends(seconds: float) -> None:
+        job = current_job()
+        assert job is not None
+        async with job.yield_slot():
+            await trio.sleep(seconds)
+        await trio.sleep(seconds)
+
+    async with open_lanes({"main": gradient()}) as lanes:
+        for _ in range(10):
+            await spread(lanes, 1, lends, 1)
+        assert tried(lanes) == []
+        await spread(lanes, 1, trio.sleep, 0)
+        await spread(lanes, 1, trio.lowlevel.checkpoint)
+        assert tried(lanes) == [20, 40]
+
+
+class Configured(LaneInstrument):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def lane_configured(self, lane: Lane | SessionLane) -> None:
+        self.seen.append(lane.concurrency)
+
+
+async def test_a_number_replaces_it_and_the_same_again_keeps_what_was_learned(
+    autojump_clock: MockClock,
+) -> None:
+    hooks = Configured()
+    async with open_lanes({"main": aimd()}, instruments=[hooks]) as lanes:
+        lane = lanes.lane("main")
+        await spread(lanes, 2, trio.sleep, 1)
+        assert hooks.seen == [4, 8]
+        lanes.configure({"main": aimd()})
+        lanes.configure({"other": 1})
+        assert lane.concurrency == 8
+        lane.concurrency = 6
+        await spread(lanes, 2, trio.sleep, 1)
+        assert (lane.concurrency, lane.limits_tried) == (6, ())
+        lanes.configure({"main": aimd(2, 50)})
+        assert lane.concurrency == 6
+        await spread(lanes, 1, trio.sleep, 1)
+        assert lane.concurrency == 12
+        lanes.configure({"main": math.inf})
+        lanes.configure({"main": aimd()})
+        assert lane.concurrency == 64
+        lanes.configure({"main": LaneConfig(limiter=trio.CapacityLimiter(3))})
+        lanes.configure({"main": aimd()})
+        assert lane.concurrency == lane.limiter.total_tokens == 64
+
+
+async def test_each_lane_of_a_template_learns_for_itself_and_forgets(
+    autojump_clock: MockClock,
+) -> None:
+    async def hold(name: str, seconds: float) -> None:
+        await lanes.run(trio.sleep, seconds, lane=name)
+
+    async with open_lanes({"tenant:*": aimd()}) as lanes, trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(hold, "tenant:a", 1)
+        await trio.sleep(0.5)
+        nursery.start_soon(hold, "tenant:a", 1)  # which waits for a slot
+        await trio.sleep(1)
+        assert lanes.lane("tenant:a").concurrency == 4
+        assert lanes.lane("tenant:b").concurrency == 2
+        await trio.sleep(2)
+        assert lanes.lane("tenant:a").concurrency == 2
+
+
+async def test_a_predicate_that_configures_the_lane_in_spite_of_the_rule_does_no_harm(
+    autojump_clock: MockClock,
+) -> None:
+    def meddles(error: BaseException) -> bool:
+        lanes.lane("main").concurrency = 3
+        return True
+
+    config = LaneConfig(concurrency=Adaptive(4, 8, overloaded=meddles))
+    async with open_lanes({"main": config}) as lanes:
+        for _ in range(2):
+            await lanes.submit_nowait(refuse).wait_done()
+        assert lanes.lane("main").concurrency == 3
+        await spread(lanes, 1, trio.sleep, 1)
