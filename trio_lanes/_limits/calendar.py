@@ -63,7 +63,7 @@ class CalendarWindow:
     ) -> tuple[list[Mark], int]:
         """Return the marks that a charge adds, and how many of all marks then stay."""
         used = self.used(marks, now)
-        end = marks[-1][0] if used else self._end_of(now)
+        end = marks[-1][0] if used else float(self._end_of(now))
         return [(end, used + exact(amount))], 1
 
     def given_back(self, marks: Marks, amount: Amount | Fraction, now: float, at: float) -> Marks:
