@@ -522,6 +522,18 @@ def test_a_lane_is_made_fair_and_its_owners_get_weights(shop: Shop) -> None:
         assert why in err
 
 
+def test_rates_of_calendars_and_decimals_are_set_as_they_are_shown(shop: Shop) -> None:
+    rates = "9/day,timezone=Europe/Berlin", "2.50/month,unit=usd", "5.0/60,unit=eur,burst=0.5"
+    given = " ".join(f"--rate {rate}" for rate in rates)
+    shown = ", ".join(f"rate {rate}" for rate in rates)
+    assert shop.say(f"limit main {given}") == (0, f"main runs 2 at once, {shown}\n", "")
+    assert [one["limit"] for one in shop.ask("limit main 2")["rates"]] == [9, "2.50", "5.0"]
+    for bad in ("5/week", "five/day", "5/day,timezone=Europe/Berln", "nan/60"):
+        code, _, err = shop.say(f"limit main --rate {bad}")
+        assert code == 2
+        assert f"{bad!r} is not a rate" in err
+
+
 def test_rates_and_room_of_a_lane_are_set_and_its_pause_stays(shop: Shop) -> None:
     shop.say("pause main --for 1000")
     tokens = "900/60,unit=tokens,burst=9"
@@ -745,6 +757,8 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
     for command, why in (
         ("quota tokens --grant words=1", "does not count 'words'"),
         ("quota tokens --grant tokens=0.5", "must be a whole number"),
+        ("quota tokens --grant tokens", "'tokens' is not a unit and an amount"),
+        ("quota tokens --grant tokens=x", "'tokens=x' is not a unit and an amount"),
         ("quota none --grant tokens=1", "nothing was ever spent from 'none'"),
     ):
         code, _, err = shop.say(command)
