@@ -34,6 +34,8 @@ def acts(lanes: DurableLanes, name: str) -> Iterator[Callable[[], Awaitable[Any]
     yield partial(submit, key=name)
     yield partial(submit, lane=f"t:{name}")
     yield partial(submit, cost={name: 1})
+    yield partial(lanes.schedule, name, "echo", every=9e6)
+    yield partial(lanes.unschedule, name)
     yield partial(lanes.send, name, "hello")
     yield partial(lanes.send, "s", "hello", key=name)
     yield from (lock, log)
