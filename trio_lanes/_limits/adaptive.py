@@ -34,15 +34,15 @@ from .._config import check as _check
 
 logger: Final = logging.getLogger("trio_lanes")
 
-_KEPT: Final = 0.9
+_DECREASE: Final = 0.9
 """What is left of the limit after a refusal; half of it in the start. Netflix's default."""
 _SMOOTHING: Final = 0.2
 """The share of a gradient's answer that is taken. Netflix's default."""
-_LONG: Final = 2 / (1 + 100)
+_LONG_WEIGHT: Final = 2 / (1 + 100)
 """The weight of a round in the long average: that of the last 100 rounds."""
-_FIRST: Final = 10
+_WARM_UP: Final = 10
 """How many rounds are averaged first. Netflix's warm-up."""
-_FEWEST: Final = 10
+_MIN_TIMES: Final = 10
 """The fewest times in a round of the gradient: the mean of fewer is chance."""
 _SLOWER: Final = 0.9
 """The gradient at which the start ends."""
@@ -176,7 +176,7 @@ class Tuner:
         """
         if began < self._lowered_at:
             return False
-        left = min(self._limit * (0.5 if self._starting else _KEPT), self._limit - 1)
+        left = min(self._limit * (0.5 if self._starting else _DECREASE), self._limit - 1)
         return self._change(left, now, "a job was refused")
 
     def succeeded(self, began: float, now: float, slots: int, *, timed: bool) -> bool:
@@ -193,7 +193,7 @@ class Tuner:
         self._times += now - began
         self._peak = max(self._peak, slots)
         gradient = self.config.by == "gradient"
-        if self._count < max(self.limit, _FEWEST if gradient else 1):
+        if self._count < max(self.limit, _MIN_TIMES if gradient else 1):
             return False
         mean, uses_half = self._times / self._count, self._peak * 2 >= self.limit
         self._begin_round()
@@ -211,7 +211,7 @@ class Tuner:
         """Follow the gradient of the times."""
         self._rounds += 1
         # at first it is the mean of all rounds
-        weight = 1 / self._rounds if self._rounds <= _FIRST else _LONG
+        weight = 1 / self._rounds if self._rounds <= _WARM_UP else _LONG_WEIGHT
         before = mean if self._average is None else self._average
         average = self._average = before + weight * (mean - before)
         if average > 2 * mean:  # after a long overload: Netflix's way back
