@@ -11,7 +11,7 @@ import attrs
 
 from ... import Job, LaneConfig, Lanes, open_lanes
 from .. import DurableJob, DurableLanes, LaneLimit, Released
-from ..acts.orders import Configure
+from ..acts.orders import Configure, Pause, PutFirst, Resume
 from ._bench import Bench, new_job
 
 WEIGHTS: Final[list[dict[str, float]]] = [
@@ -80,6 +80,18 @@ class FairStories(Bench):
             await store.do(Configure({"main": LaneLimit(9)}, None, {}))  # it is plain now
             await store.enqueue([new_job(n, owner="aab"[n]) for n in range(3)])
             assert [int(run.payload) for run in await store.claim(3)] == [0, 1, 2]
+
+    async def test_a_job_put_first_takes_no_turn_and_a_paused_one_gives_it_up(self) -> None:
+        async with self.playing(lanes={"main": LaneLimit(9, fair=True)}) as store:
+            jobs = [new_job(0, session="s"), new_job(1, session="s"), new_job(2, owner="b")]
+            _, second, _ = await store.enqueue(jobs)
+            assert await store.do(PutFirst(second))
+            assert [int(run.payload) for run in await store.claim(3)] == [1, 2]
+            jobs = [new_job(0, session="t"), new_job(1, owner="t"), new_job(2, owner="c")]
+            await store.enqueue(jobs)
+            await store.do(Pause(None, "t", 1e6))
+            await store.do(Resume(None, "t"))
+            assert [int(run.payload) for run in await store.claim(3)] == [1, 2, 0]
 
     async def test_a_lane_becomes_fair_and_plain_with_the_jobs_that_wait(self) -> None:
         tenant = LaneLimit(1, weights={"z": 9}, fair=True)
