@@ -607,8 +607,9 @@ class _TwinLife:
         store = twin.played.store
         quotas = (await store.look(inspection.AllStatistics())).quotas
         levels = await store.look(LevelsOf(name))
-        return [one.name for one in quotas], [
-            (one.used, one.full_at is None, one.left) for one in levels
+        return [one.name for one in quotas], [  # what leaks differs by the rounding of time
+            (one.full_at is None, one.granted, one.limit.algorithm == "gcra" or one.left)
+            for one in levels
         ]
 
     async def _settle(self) -> None:
