@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from trio_lanes._config.shares import class_of
 from trio_lanes._queue.fair import FIRST, FairLine
-from trio_lanes._queue.shares import class_of
 
 
 @attrs.define(eq=False)

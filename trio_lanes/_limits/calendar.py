@@ -30,8 +30,8 @@ from .meters import Mark, Marks
 SET_BY: Final = 1.0
 """Seconds by which the wall clock must differ from the machine's monotonic clock to have been
 set. Less may be the time between two readings."""
-_FIRST: Final = 1_735_689_600  # the year 2025
-_LAST: Final = 2_713_910_400  # the year 2056
+_FROM: Final = 1_735_689_600  # the year 2025
+_TO: Final = 2_713_910_400  # the year 2056
 
 
 @final
@@ -135,8 +135,8 @@ def utc_offsets(timezone: str) -> list[tuple[int, int]]:
         there = datetime.fromtimestamp(second, zone).replace(tzinfo=UTC)
         return round(there.timestamp()) - second
 
-    found = [(0, offset_at(_FIRST))]
-    for day in range(_FIRST, _LAST, 86_400):
+    found = [(0, offset_at(_FROM))]
+    for day in range(_FROM, _TO, 86_400):
         low, high = day, day + 86_400
         if offset_at(high) != found[-1][1]:
             while high - low > 1:

@@ -24,8 +24,8 @@ from fractions import Fraction
 from itertools import islice
 from typing import Final, Generic, TypeVar, final
 
+from .._config.shares import OTHERS, class_of, next_class, note_served
 from .backlog import Backlog, in_order
-from .shares import OTHERS, class_of, next_class, note_served
 
 T = TypeVar("T", bound=Hashable)
 

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import methodcaller
 from typing import Final, final
 
-from ..._queue.shares import OTHERS, next_class, note_served
+from ..._config.shares import OTHERS, next_class, note_served
 from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING

@@ -8,7 +8,7 @@ place. So a list has an entry for each owner, and to choose the next entry is to
 
 Weights divide a list: each entry of the weights has a list of its own, its *ring*. How many owners
 each ring has, and what it is owed, is in the tables while it has owners (`SHARES`);
-`_queue.shares` chooses by that.
+`_config.shares` chooses by that.
 
 A job that was given back goes to the front of all, as in a plain lane, and takes no turn.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..._queue.shares import class_of
+from ..._config.shares import class_of
 from .job_record import BEHIND_OWNER, ON_LIST, JobRecord
 from .lane_limits import limit_of
 from .tables import LIMITS, SHARES, Tables

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Final
 
-from .._config.names import template_of
+from .names import template_of
 
 OTHERS: Final = ""
 """The class of the owners that no entry of the weights matches; its weight is 1."""
