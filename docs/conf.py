@@ -76,7 +76,7 @@ nitpick_ignore_regex = [
     (r"py:.*", "|".join(dir(builtins))),
     (r"py:obj", r"[a-z_]+"),  # an argument
     (r"py:class", r"(trio_lanes(\._\w+|\.\w+)*\.)?(T|T_co|Ts|F|Item)|Any|\.\.\.|BlockerKind|Wrap"),
-    (r"py:class", "ServedAt"),  # a time
+    (r"py:class", "ServedAt|Amount|Costs|Overlap|Decimal"),  # a time, amounts, a choice
 ]
 
 MADE_BY_USERS: Final = (
@@ -112,7 +112,8 @@ def _fields(cls: Any) -> str:
         if field.kw_only and "*" not in shown:
             shown.append("*")
         if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]  # it is a class
-            shown.append(f"{field.name}={field.default.factory()!r}")
+            depends = field.default.takes_self  # on the other fields: no value to show
+            shown.append(f"{field.name}={'...' if depends else repr(field.default.factory())}")
         elif field.default is attrs.NOTHING:
             shown.append(field.name)
         else:
