@@ -128,10 +128,10 @@ class Engine:
 
         Of several processes each knows what it has accepted, and gives its part of that half.
         """
-        config = self.lanes.lane(TURNS).config
-        share = (config.concurrency + config.max_waiting / 2) / self.processes
+        lane = self.lanes.lane(TURNS)
+        share = (lane.concurrency + lane.config.max_waiting / 2) / self.processes
         if user and self._unended[user] + 1 > max(1, share):
-            raise LaneFullError(TURNS, config.max_waiting)
+            raise LaneFullError(TURNS, lane.config.max_waiting)
 
     def take_place(self, user: str | None) -> None:
         """The user has one more request that has not ended."""

@@ -15,6 +15,7 @@ from typing import Any, assert_type
 import trio
 
 from trio_lanes import (
+    Adaptive,
     DrainReport,
     Job,
     JobCancelledError,
@@ -205,7 +206,7 @@ async def opening() -> None:
 def configuring(lanes: Lanes) -> None:
     lanes.configure({"main": 8, "cron": None, "new": LaneConfig(max_waiting=100)})
     config = LaneConfig(concurrency=3, max_waiting=5, warn_after=1.0, paused=True)
-    assert_type(config.concurrency, int | float)
+    assert_type(config.concurrency, int | float | Adaptive)
     config.paused = False  # type: ignore[misc]
     LaneConfig(3)  # type: ignore[call-arg]
 
