@@ -174,7 +174,7 @@ async def test_a_worker_that_was_taken_over_stops(tmp_path: Path) -> None:
             await trio.sleep_forever()
 
 
-@pytest.mark.parametrize("schema", [0, 99])
+@pytest.mark.parametrize("schema", [0, 1, 99])
 async def test_another_schema_is_refused_and_untouched(tmp_path: Path, schema: int) -> None:
     path = tmp_path / "jobs.db"
     await used(path)

@@ -168,7 +168,7 @@ async def test_an_older_worker_that_was_killed_is_in_the_way_until_its_lease_is_
     await deploy_after_a_kill(store, newer_version)
 
 
-@pytest.mark.parametrize("schema", [0, 99])
+@pytest.mark.parametrize("schema", [0, 1, 99])
 async def test_another_schema_is_refused(server: Server, namespace: str, schema: int) -> None:
     async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
         pass

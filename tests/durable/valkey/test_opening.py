@@ -129,7 +129,7 @@ async def test_only_a_worker_makes_a_namespace_for_the_command(
         (("SET", "x"), "another program"),
         (("HSET", "field", "x"), "another program"),
         (("HSET", "schema", "99"), "schema 99, and .* let the version that wrote it do all"),
-        (("HSET", "schema", "0"), "schema 0, and"),
+        (("HSET", "schema", "1"), "schema 1, and"),
     ],
 )
 async def test_data_of_another_program_or_version_is_refused_and_untouched(
@@ -147,8 +147,8 @@ def newer_version() -> Iterator[None]:
     """A version of this library with one schema more."""
     text = ValkeyStore("valkey://")._script.text
     for old, new in (
-        ("local SCHEMA = 1\n", "local SCHEMA = 2\n"),
-        ("local MIGRATIONS = {}", "local MIGRATIONS = { function() end }"),
+        ("local SCHEMA = 2\n", "local SCHEMA = 3\n"),
+        ("local MIGRATIONS = {}", "local MIGRATIONS = { [2] = function() end }"),
     ):
         assert text.count(old) == 1
         text = text.replace(old, new)
@@ -179,7 +179,7 @@ async def test_an_older_worker_that_was_killed_is_in_the_way_until_its_lease_is_
 
 
 @pytest.mark.parametrize(
-    ("schema", "match"), [("1", "start a worker of this version"), ("99", "has schema 99")]
+    ("schema", "match"), [("2", "start a worker of this version"), ("99", "has schema 99")]
 )
 async def test_data_of_another_version_that_come_back_end_the_lanes(
     server: Server, namespace: str, schema: str, match: str

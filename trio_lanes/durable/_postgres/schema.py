@@ -31,7 +31,7 @@ from .._wire.codec import decode
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """

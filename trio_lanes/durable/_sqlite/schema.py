@@ -30,7 +30,7 @@ from .._contract.errors import (
 from .._sql.schema import KEYED, TABLES
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
