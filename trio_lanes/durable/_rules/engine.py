@@ -118,6 +118,7 @@ class Engine(Queues):
         super().__init__(tables, opening)
         self._claims: Final = Claims(self)
         self._forget_lanes_at: float | None = None
+        before = dict(tables.of(LIMITS))
         for name, limit in opening.lanes.items():
             there = tables.of(LIMITS).get(name)
             if there is None or there.pause_only or (there.proposed and opening.worker):
@@ -130,6 +131,8 @@ class Engine(Queues):
                     name,
                     attrs.evolve(limit, paused_until=paused_until, proposed=proposed),
                 )
+        if before != tables.of(LIMITS):
+            fair.relist_changed(tables, before)
         if opening.worker:
             self._open_as_worker()
 

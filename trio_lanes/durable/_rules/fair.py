@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..._config.shares import class_of
+from .._contract.records import LaneLimit
 from .job_record import BEHIND_OWNER, ON_LIST, JobRecord
 from .lane_limits import limit_of
 from .tables import LIMITS, SHARES, Tables
@@ -68,7 +69,15 @@ def leave(tables: Tables, job: JobRecord, *, claimed: bool) -> None:
         _count(tables, job, ring, -1)
 
 
-def relist(tables: Tables, lane: str) -> None:
+def relist_changed(tables: Tables, before: Mapping[str, LaneLimit]) -> None:
+    """List anew what waits in lanes that are fair now, or not any more, or have other weights."""
+    for waits in sorted({lane for lane, _ in tables.counts().waiting}):
+        past, present = limit_of(before, waits), limit_of(tables.of(LIMITS), waits)
+        if past and present and (past.fair, past.weights) != (present.fair, present.weights):
+            _relist(tables, waits)
+
+
+def _relist(tables: Tables, lane: str) -> None:
     """List the ready jobs of a lane anew, by its present limits; the owners keep their turns."""
     weights = weights_of(tables, lane)
     owners: set[tuple[int, str]] = set()

@@ -254,10 +254,7 @@ class Configure(Act[None]):
         for name in {**before, **after}:
             if before.get(name) != after.get(name):
                 tables.put(LIMITS, name, after.get(name))
-        for waits in sorted({lane for lane, _ in tables.counts().waiting}):
-            past, present = limit_of(before, waits), limit_of(after, waits)
-            if past and present and (past.fair, past.weights) != (present.fair, present.weights):
-                fair.relist(tables, waits)
+        fair.relist_changed(tables, before)
         for lane in rates.names_of("lane", tables.meters()):
             past, present = limit_of(before, lane), limit_of(after, lane)
             if past != present:

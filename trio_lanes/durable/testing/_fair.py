@@ -70,6 +70,16 @@ class FairStories(Bench):
             )
             assert [int(run.payload) for run in await store.claim(5)] == [0, 3, 1, 4, 2]
 
+    async def test_what_waits_is_listed_anew_when_an_instance_opens_with_other_weights(self) -> None:
+        asked: Any = {"main": LaneConfig(fair=True, weights={"gold": 4}), "t:*": LaneConfig()}
+        async with self.instance(worker=False, lanes=asked) as asking:
+            for lane in ("main", "main", "t:1", "t:1"):
+                await asking.submit("echo", lane, lane=lane, owner="gold")
+            fair = LaneLimit(9, weights={"silver": 2}, fair=True)
+            async with self.playing(lanes={"main": fair, "t:1": fair}) as store:
+                claims = await store.claim(9)
+                assert sorted(claim.lane for claim in claims) == ["main", "main", "t:1", "t:1"]
+
     async def test_a_job_that_is_given_back_takes_no_turn(self) -> None:
         async with self.playing(lanes={"main": LaneLimit(1, fair=True)}) as store:
             await store.enqueue([new_job(n, owner="aab"[n]) for n in range(3)])

@@ -72,6 +72,21 @@ function fair.leave(job, claimed)
   end
 end
 
+-- List anew what waits in lanes that are fair now, or not any more, or have other weights.
+function fair.relist_changed(before, after)
+  local seen = {}
+  for _, count in ipairs(all_counts()) do
+    local state, lane = count[1], count[2]
+    local was, is = limit_of(lane, before), limit_of(lane, after)
+    if state == 'waiting' and not seen[lane] and was and is then
+      seen[lane] = true
+      if was.fair ~= is.fair or was.weights ~= is.weights then
+        fair.relist(lane)
+      end
+    end
+  end
+end
+
 -- List the ready jobs of a lane anew, by its present limits; the owners keep their turns.
 function fair.relist(lane)
   local weights, listed, owners, heads = fair.weights_of(lane), {}, {}, {}

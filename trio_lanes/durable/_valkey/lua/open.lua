@@ -38,9 +38,11 @@ function WRITES.open(opening)
     note_change()
     call('HSET', META, 'schema', SCHEMA)
   end
+  local before = lanes()
   for _, one in ipairs(asked.lanes) do
     add_lane(one.name, one.limit, asked.worker)
   end
+  fair.relist_changed(before, lanes())
   if asked.worker then
     add_groups(asked.groups)
     if not own_rules() then

@@ -240,21 +240,6 @@ local function put_lanes(before, after)
   end
 end
 
--- List anew what waits in lanes that are fair now, or not any more, or have other weights.
-local function relist_lanes(before, after)
-  local seen = {}
-  for _, count in ipairs(all_counts()) do
-    local state, lane = count[1], count[2]
-    local was, is = limit_of(lane, before), limit_of(lane, after)
-    if state == 'waiting' and not seen[lane] and was and is then
-      seen[lane] = true
-      if was.fair ~= is.fair or was.weights ~= is.weights then
-        fair.relist(lane)
-      end
-    end
-  end
-end
-
 -- JSON of lanes, [{name, limit}, {name, concurrency}, {name, gone}...]; of groups, [...], or ''; of rules.
 -- A lane with `concurrency` gets another alone; `gone` removes it.
 function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
@@ -277,7 +262,7 @@ function WITH_TICKET.configure(new_lanes, new_groups, new_rules)
     return refused
   end
   put_lanes(before, after)
-  relist_lanes(before, after)
+  fair.relist_changed(before, after)
   if replaces then
     put_groups(groups_before, list)
   end
