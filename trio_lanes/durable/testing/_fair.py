@@ -70,7 +70,7 @@ class FairStories(Bench):
             )
             assert [int(run.payload) for run in await store.claim(5)] == [0, 3, 1, 4, 2]
 
-    async def test_what_waits_is_listed_anew_when_an_instance_opens_with_other_weights(self) -> None:
+    async def test_what_waits_is_listed_anew_when_an_opening_brings_other_weights(self) -> None:
         asked: Any = {"main": LaneConfig(fair=True, weights={"gold": 4}), "t:*": LaneConfig()}
         async with self.instance(worker=False, lanes=asked) as asking:
             for lane in ("main", "main", "t:1", "t:1"):
