@@ -116,7 +116,8 @@ def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Acto
     """Give ``actor`` the configuration ``config``; return it if it is to be paused or resumed."""
     old = actor.config
     actor.touch()
-    if config == old:
+    learns = isinstance(actor, LaneActor) and actor.tuner is not None
+    if config == old and not learns:  # a number replaces the same number that was learned
         return []
     actor.set_config(config, scheduler.now)
     return [] if config.paused is old.paused else [actor]

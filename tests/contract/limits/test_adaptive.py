@@ -296,6 +296,20 @@ async def test_a_number_replaces_it_and_the_same_again_keeps_what_was_learned(
         assert lane.concurrency == lane.limiter.total_tokens == 64
 
 
+@pytest.mark.parametrize("by", ["configure", "attribute"])
+async def test_a_number_that_is_what_it_has_learned_replaces_it_too(
+    by: str, autojump_clock: MockClock
+) -> None:
+    async with open_lanes({"main": aimd(4)}) as lanes:
+        lane = lanes.lane("main")
+        if by == "configure":
+            lanes.configure({"main": 4})
+        else:
+            lane.concurrency = 4
+        await spread(lanes, 2, trio.sleep, 1)
+        assert (lane.concurrency, lane.limits_tried) == (4, ())
+
+
 async def test_each_lane_of_a_template_learns_for_itself_and_forgets(
     autojump_clock: MockClock,
 ) -> None:
