@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from decimal import Decimal
+from decimal import Decimal, FloatOperation, localcontext
 from fractions import Fraction
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -247,6 +247,14 @@ def test_a_decimal_that_is_no_amount_is_refused(text: str) -> None:
         with pytest.raises(ValueError, match=r"limit|burst|cost of 'usd'") as caught:
             refused()
         assert repr(value) in str(caught.value)
+
+
+def test_decimals_and_floats_meet_where_the_program_forbids_to_mix_them() -> None:
+    with localcontext() as context:
+        context.traps[FloatOperation] = True
+        assert RateLimit(Decimal("2.5"), burst=1.5).refill == 1.5
+        with pytest.raises(ValueError, match="burst must not be above limit"):
+            RateLimit(Decimal("2.5"), burst=3.5)
 
 
 def test_a_decimal_of_no_amount_costs_nothing() -> None:

@@ -21,7 +21,7 @@ MAX_LINES = {
     # 50 of them: the root of a wait as a value, with what helps there; 85: what is wrong, as one;
     # 75: what the errors of a first hour teach and shared checks, for every door; 70: what
     # submissions under one key become; 60: weighted shares; 25: time zones, decimals
-    "_config": 905,
+    "_config": 915,
     # 20 of them say when a line overtakes another by its aging; 95 are weights of owners
     "_queue": 680,
     # 25 of them: limits in words, and when a job in line may start; 260: limits that tune

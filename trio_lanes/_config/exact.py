@@ -24,6 +24,14 @@ def exact(amount: Amount | Fraction) -> Exact:
     return int(amount) if amount.is_integer() else Fraction(repr(float(amount)))
 
 
+def rounded(amount: Exact) -> float:
+    """Return the float nearest to ``amount``; an infinity beyond all floats."""
+    try:
+        return float(amount)
+    except OverflowError:
+        return math.inf if amount > 0 else -math.inf
+
+
 def rounded_up(time: Fraction) -> float:
     """Return the first time of a clock that is not before ``time``."""
     try:

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, final
 import trio
 
 from .._config import check as _check
-from .._config.exact import NEVER_USED, Amount, Exact, exact, rounded_up
+from .._config.exact import NEVER_USED, Amount, Exact, exact, rounded, rounded_up
 from .meters import Mark, Marks
 
 SET_BY: Final = 1.0
@@ -85,7 +85,7 @@ class CalendarWindow:
 
     def left(self, marks: Marks, now: float) -> float:
         """Return how much may be charged at once now; below 0, a debt."""
-        return float(self._limit - self.used(marks, now))
+        return rounded(self._limit - self.used(marks, now))
 
     def used(self, marks: Marks, now: float) -> Exact:
         """Return the amount that counts against the limit now."""

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeAlias, final
 
-from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, exact, rounded_up
+from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, exact, rounded, rounded_up
 
 Mark: TypeAlias = tuple[float, Exact]
 """A time, and a sum of charges."""
@@ -101,7 +101,7 @@ class SlidingWindow:
 
     def left(self, marks: Marks, now: float) -> float:
         """Return how much may be charged at once now; below 0, a debt."""
-        return float(self._limit - self.used(marks, now))
+        return rounded(self._limit - self.used(marks, now))
 
     def used(self, marks: Marks, now: float) -> Exact:
         """Return the amount that counts against the limit now."""
@@ -214,7 +214,7 @@ class Bucket:
 
     def left(self, marks: Marks, now: float) -> float:
         """Return how much may be charged at once now; below 0, a debt."""
-        return float(self._burst - self.used(marks, now))
+        return rounded(self._burst - self.used(marks, now))
 
     def used(self, marks: Marks, now: float) -> Exact:
         """Return the amount that counts against the burst now."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, final
 import attrs
 
 from .._config import check as _check
-from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, exact, rounded_up
+from .._config.exact import NEVER_USED, Amount, Exact, bucket_shape, exact, rounded, rounded_up
 from .meters import Bucket, Mark, SlidingWindow, put
 
 if TYPE_CHECKING:
@@ -161,10 +161,11 @@ class RateLimit:
     @property
     def in_words(self) -> str:
         """The limit for people: ``100 a minute``, ``5 tokens in 10 s``, ``9 usd a day in UTC``."""
-        amount = f"{self.limit:,.15g}" + ("" if self.unit == REQUESTS else f" {self.unit}")
+        limit = self.limit if isinstance(self.limit, Decimal) else rounded(exact(self.limit))
+        amount = f"{limit:,.15g}" + ("" if self.unit == REQUESTS else f" {self.unit}")
         if isinstance(self.per, str):
             return f"{amount} a {self.per} in {self.timezone}"
-        return f"{amount} {_PERIODS.get(self.per, f'in {self.per:,.15g} s')}"
+        return f"{amount} {_PERIODS.get(self.per, f'in {rounded(exact(self.per)):,.15g} s')}"
 
     @property
     def longest(self) -> float:
@@ -187,11 +188,11 @@ class RateLimit:
         if self.burst is not None:
             if self.algorithm != "gcra":
                 raise ValueError(f"burst is for gcra, not {self.algorithm}, got {self.burst!r}")
-            if self.burst > self.limit:
+            if exact(self.burst) > exact(self.limit):
                 raise ValueError(
                     f"burst must not be above limit, {self.limit!r}, got {self.burst!r}"
                 )
-        if self.refill is not None and 2 * self.refill < self.limit:
+        if self.refill is not None and 2 * self.refill < exact(self.limit):
             _warn_of_burst(self)
 
 

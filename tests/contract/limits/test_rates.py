@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import pytest
@@ -444,6 +444,29 @@ async def test_a_charge_of_no_unit_corrects_nothing_and_leaves_the_correction_to
         job.charge(requests=1)
         with pytest.raises(RuntimeError, match="corrected before"):
             job.charge(requests=1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"algorithm": "sliding"}, {"per": "day"}, {"per": 10**400}]
+)
+@pytest.mark.parametrize("cost", [1e308, 10**400], ids=["float", "whole"])
+async def test_an_amount_beyond_all_floats_ends_no_lanes(
+    options: dict[str, Any], cost: float, autojump_clock: MockClock
+) -> None:
+    rate = [RateLimit(10**401, **options), RateLimit(5, unit="tokens", **options)]
+    config = LaneConfig(concurrency=9, rate=rate, warn_after=math.inf)
+    async with open_lanes({"main": config}) as lanes:
+        first = [lanes.submit_nowait(trio.sleep, 0, cost={"tokens": 0}) for _ in range(3)]
+        for job in first:
+            await job.wait()
+            job.charge(requests=cost, tokens=cost)
+        last = lanes.submit_nowait(trio.sleep, 0, cost={"tokens": 1})
+        assert [blocker.kind for blocker in last.blocked_by()] == ["rate"]
+        assert last.root_causes()[0].root.startswith('rate of "main": ')
+        assert rate[0].in_words.startswith("inf ")
+        now = lanes.statistics()
+        assert [limit.left for limit in now.lanes["main"].rates][1] == -math.inf
+        lanes.clear()
 
 
 @pytest.mark.parametrize("of", ["lane", "group"])
