@@ -455,6 +455,7 @@ async def test_an_instance_without_the_extra_says_so_and_leaves_the_schedule_to_
         ({"every": 5, "catch_up": -1}, ValueError, "catch_up must not be negative, got -1"),
         ({"every": 5, "catch_up": 501}, ValueError, "catch_up must be at most 500, got 501"),
         ({"every": 5, "jitter": -0.1}, ValueError, "jitter must be .* got -0.1"),
+        ({"every": 5, "jitter": 9, "expires": 9}, ValueError, "longer than the jitter of 9 s"),
         ({"every": 5, "key": "k"}, TypeError, "key is not an option of schedules, got 'k'"),
         ({"every": 5, "delay": 3}, TypeError, "delay is not an option"),
         ({"every": 5, "colour": 3}, TypeError, "colour"),

@@ -122,6 +122,10 @@ def checked_schedule(of: DurableSchedule) -> DurableSchedule:
     if _check.natural("catch_up", of.catch_up) > MOST_AT_ONCE // 2:
         raise ValueError(f"catch_up must be at most {MOST_AT_ONCE // 2}, got {of.catch_up!r}")
     _check.finite_seconds("jitter", of.jitter)
+    if of.job.expires is not None and of.job.expires <= of.jitter:  # a job could never begin
+        raise ValueError(
+            f"expires must be longer than the jitter of {of.jitter!r} s, got {of.job.expires!r}"
+        )
     of.after(0.0)
     return of
 
