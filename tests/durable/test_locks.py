@@ -15,7 +15,7 @@ from trio_lanes.durable import (
     StoreUnavailableError,
     open_durable_lanes,
 )
-from trio_lanes.durable.acts.locks import Acquire
+from trio_lanes.durable.acts.locks import Acquire, Spend
 from trio_lanes.durable.store import Act
 
 T = TypeVar("T")
@@ -164,6 +164,23 @@ async def test_a_charge_without_an_answer_is_not_repeated(
         before = trio.current_time()
         await lanes.quota("q").spend(tokens=1)
         assert trio.current_time() - before == pytest.approx(2)
+
+
+async def test_a_charge_whose_answer_comes_after_the_lease_is_made_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    class Slow(MemoryStore):
+        async def do(self, act: Act[T], ticket: str) -> T:
+            answer = await super().do(act, ticket)
+            if isinstance(act, Spend):
+                self.jump(1000)
+                await trio.sleep(60)  # another incarnation has begun
+            return answer
+
+    nine = RateLimit(9, per=1e6, unit="tokens", algorithm="sliding")
+    async with open_durable_lanes(Slow(), {}, quotas={"q": nine}, lease_ttl=30) as lanes:
+        await lanes.quota("q").spend(tokens=2)
+        assert await lanes.quota("q").left() == {"tokens": 7}
 
 
 async def test_a_request_of_an_instance_without_a_lease_is_made_again(

@@ -55,7 +55,7 @@ MAX_LINES = {
     # what failed, and what was looked at
     "durable/_lanes": 2_235,
     "durable/_memory": 400,
-    "durable/_options": 800,
+    "durable/_options": 805,
     "durable/_postgres": 1_640,
     # 100 of them are settings, which each of three tables had; 150 stood in _sql; 30 say who has
     # slots, and how many jobs are before one, and promote one; 35 say where the wait of a job went;

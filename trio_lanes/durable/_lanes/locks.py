@@ -139,7 +139,8 @@ class Requests:
             used = False
             try:
                 got = await self._store.served(request) if served is None else served
-                used = term == self._worker.term
+                # what was taken at once is no request, and the end of the lease changes nothing
+                used = not request or term == self._worker.term
             finally:
                 if request and not used:
                     await self._release(request, used=False)
