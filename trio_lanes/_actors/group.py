@@ -162,7 +162,10 @@ class Group(Served):
                 # before that, a head that costs less may overtake it by its aging
                 offers = self._offers[lane.label]
                 others = [other for other in self._admitted_offers() if other is not offers]
-                self.wake_at = min([when, *(other.overtakes_at(offers, now) for other in others)])
+                look_at = self.rates.look_at(when, now)
+                self.wake_at = min(
+                    [look_at, *(other.overtakes_at(offers, now) for other in others)]
+                )
                 self.limited = lane
                 return None
             job = lane.next_start(now)

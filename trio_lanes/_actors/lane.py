@@ -461,7 +461,8 @@ class LaneActor(Actor):
             head = self.line.best()
             when = self.rates.ready_at(head._costs, now)
             if when > now:
-                self.wake_at = self.rate_until = when
+                self.rate_until = when
+                self.wake_at = self.rates.look_at(when, now)
                 head = None
         if (
             head is None
@@ -625,7 +626,9 @@ class LaneActor(Actor):
             return  # the start of the head before it has the requests for room served
         when = self.charged_from(job, now)
         if when > now:
-            self.wake_at = when
+            self.wake_at = self.rates.look_at(when, now)
+            if self.group is not None:
+                self.wake_at = self.group.rates.look_at(self.wake_at, now)
         elif self.token_request is not None:
             self.token_request.ask_for(job)
 

@@ -298,7 +298,8 @@ class SessionActor(Actor):
         head = heads[min(heads)]
         when = self.rates.ready_at(head._costs, now)
         if when > now:
-            self.wake_at = self.rate_until = when
+            self.rate_until = when
+            self.wake_at = self.rates.look_at(when, now)
             return None
         return head
 

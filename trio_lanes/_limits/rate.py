@@ -39,6 +39,8 @@ _PERIODS: Final[Mapping[float, str]] = {
 
 Meter: TypeAlias = "SlidingWindow | Bucket | CalendarWindow"
 
+_LOOK_AGAIN: Final = 300.0
+"""Seconds after which a wait for a day or month is looked at again: a machine may have slept."""
 _LONGEST: Final = {"day": 25 * 3600, "month": 31 * 86400 + 3600}
 _GREATEST: Final = 300  # digits of an amount, before and behind the point: all are kept
 
@@ -270,13 +272,14 @@ class Rates:
     nothing, and a job without costs never waits.
     """
 
-    __slots__ = ("_meters", "units")
+    __slots__ = ("_follows", "_meters", "units")
 
     def __init__(self, limits: Sequence[RateLimit] = ()) -> None:
         # Two equal limits admit the same as one.
         self._meters = tuple(_Used(limit, meter_of(limit)) for limit in dict.fromkeys(limits))
         self.units = frozenset(limit.unit for limit in limits)
         """The units that are counted."""
+        self._follows = any(isinstance(limit.per, str) for limit in limits)  # the wall clock
 
     @classmethod
     def of(cls, rate: RateLimit | Sequence[RateLimit]) -> Rates:
@@ -295,7 +298,7 @@ class Rates:
         """Return the earliest time at which all limits admit ``costs``.
 
         A time that is not after ``now`` means now. The result changes only by a charge or a
-        correction.
+        correction, and that of a calendar if the wall clock is set.
         """
         ready = NEVER_USED
         for used in self._meters:
@@ -303,6 +306,12 @@ class Rates:
             if amount:
                 ready = max(ready, used.meter.ready_at(used.marks, amount))
         return ready
+
+    def look_at(self, when: float, now: float) -> float:
+        """Return when to look at a job that waits for ``when``: before that for a calendar."""
+        if not self._follows:
+            return when
+        return min(when, (now // _LOOK_AGAIN + 1) * _LOOK_AGAIN)  # the same for many calls
 
     def forecast(self, jobs: Iterable[Mapping[str, Amount]], now: float) -> tuple[float, RateLimit]:
         """Return when the last of ``jobs``, by their costs, may start if each starts as soon as the

@@ -109,7 +109,7 @@ class Room:
             assert session is not None
             when = session.rates.ready_at(job._costs, now)
             if when > now:
-                session.wake_by(when)
+                session.wake_by(session.rates.look_at(when, now))
                 self._clocks[session] = None
 
 

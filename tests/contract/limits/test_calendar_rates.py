@@ -138,6 +138,38 @@ async def test_the_wait_for_a_calendar_limit_says_its_limit_and_its_end(
 
 
 @pytest.mark.trio_only("the clock of the lanes' thread")
+@pytest.mark.parametrize("of", ["lane", "session", "group", "full lane", "full session"])
+async def test_a_job_that_waits_for_the_next_day_follows_a_machine_that_has_slept(
+    of: str, autojump_clock: MockClock, wall: WallClock
+) -> None:
+    wall.set("2026-03-02T12:00:00+01:00")
+    full, by_session = of.startswith("full"), of.endswith("session")
+    config = LaneConfig(
+        concurrency=9,
+        warn_after=math.inf,
+        rate=berlin(1) if of.endswith("lane") else (),
+        max_waiting=0 if full else math.inf,
+    )
+    async with (
+        open_lanes(
+            {"main": config},
+            groups={"g": LaneGroup(["main"], rate=berlin(1))} if of == "group" else {},
+            sessions=LaneConfig(rate=berlin(1) if by_session else ()),
+        ) as lanes,
+        trio.open_nursery() as nursery,
+    ):
+        await lanes.run(no_op, session="a")
+
+        async def late() -> None:
+            await lanes.run(no_op, session="a")
+            assert trio.current_time() == pytest.approx(HOUR + 150, abs=151)
+
+        nursery.start_soon(late)
+        await trio.sleep(HOUR)
+        wall.set("2026-03-03T01:00:00+01:00")  # thirteen hours ahead of 12:00
+
+
+@pytest.mark.trio_only("the clock of the lanes' thread")
 async def test_a_wall_clock_that_is_set_is_followed(
     autojump_clock: MockClock, wall: WallClock
 ) -> None:
