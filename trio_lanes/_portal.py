@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, Unpack, final
 
 import outcome
@@ -357,7 +358,8 @@ class _ArrivedCall:
             if scheduler.current_time() >= self._at + seconds:  # the lanes' own thread was busy
                 raise QueueTimeoutError(seconds)
             when = self._at + job._options.delay + seconds
-            self._timer = scheduler.timers.call_at(when, self._out_of_time)
+            out_of_time = partial(self._out_of_time, seconds)  # the job may have another limit
+            self._timer = scheduler.timers.call_at(when, out_of_time)
         joined = None if job._options.coalesce is None else scheduler.coalesce(job)
         if joined is None and self.accepted is not None:
             self._portal._submitter._check_room(job)
@@ -378,9 +380,9 @@ class _ArrivedCall:
             self._target = what.value
             self._portal._scheduler.add_waiter(what.value, self)
 
-    def _out_of_time(self) -> None:
+    def _out_of_time(self, seconds: float) -> None:
         assert self._target is not None
-        error = QueueTimeoutError(self._target._options.queue_timeout)
+        error = QueueTimeoutError(seconds)
         if self._request is not None:
             self._portal._scheduler.give_up_room(self._request)
             self.end(outcome.Error(error))

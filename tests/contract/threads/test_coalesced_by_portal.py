@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -84,6 +84,23 @@ async def test_a_queue_timeout_ends_one_future_if_the_job_is_that_of_a_later_one
         with pytest.raises(QueueTimeoutError):
             hasty.result(0)
     assert patient.result() == 2
+
+
+@pytest.mark.parametrize("keep", ["first", "latest"])
+async def test_the_error_of_a_future_says_its_own_queue_timeout(
+    keep: Literal["first", "latest"], autojump_clock: MockClock
+) -> None:
+    key = Coalesce("key", keep=keep)
+    async with open_lanes({"main": 1}) as lanes:
+        portal = lanes.portal()
+        lanes.submit_nowait(trio.sleep, 9)
+        portal.submit(work, 0, coalesce=key)
+        hasty = [portal.submit(work, 1, queue_timeout=3 + n, coalesce=key) for n in range(2)]
+        await trio.sleep(1)
+        portal.submit(work, 2, coalesce=key)
+        await trio.sleep(5)
+        errors = [future.exception(0) for future in hasty]
+        assert [getattr(error, "seconds", error) for error in errors] == [3, 4]
 
 
 async def test_submissions_that_wait_for_room_join_the_first_that_has_it(
