@@ -180,13 +180,14 @@ class LaneActor(Actor):
             self._order = (config.aging, config.fair)
             jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
             if config.fair or config.aging != math.inf:
-                self.line = SharedLine(aging=config.aging, fair=config.fair, weights=config.weights)
+                weights = dict(config.weights)  # which its reader may write to
+                self.line = SharedLine(aging=config.aging, fair=config.fair, weights=weights)
             else:
                 self.line = PlainLine()
             for job in jobs:
                 self.line.add(job)
         elif isinstance(self.line, SharedLine) and config.weights != self.config.weights:
-            self.line.set_weights(config.weights)
+            self.line.set_weights(dict(config.weights))
         super().set_config(config, now)
         self.defaults = config.job_defaults
         if config.limiter is not None:

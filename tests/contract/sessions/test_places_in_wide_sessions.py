@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import attrs
 import trio
@@ -131,6 +132,20 @@ async def test_a_fair_lane_that_is_widened_goes_on_with_the_turns_of_its_owners(
         lanes.submit_nowait(sleep, owner="z", name="z")
     recorder.check()
     assert [job.name for job in recorder.started] == ["x1", "x2", "y1", "x3", "z", "y2"]
+
+
+async def test_weights_that_are_written_to_after_they_were_read_change_no_lane(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": LaneConfig(weights={"a": 2})}) as lanes:
+        for weights in ({"a": 2}, {"a": 3}):
+            lanes.configure({"main": LaneConfig(weights=weights)})
+            jobs = [lanes.submit_nowait(trio.sleep, 1, owner=owner) for owner in "abab"]
+            written: Any = lanes.lane("main").config.weights
+            written["b"] = 5
+            jobs[-1].cancel()
+            await lanes.wait_idle()
+            assert [job.state.value for job in jobs] == ["succeeded"] * 3 + ["cancelled"]
 
 
 async def test_owners_start_jobs_by_their_weights_which_may_change(
