@@ -694,13 +694,10 @@ class Scheduler:
     def _gather(self, job: AnyJob, key: Hashable) -> None:
         """Note ``job``, which is accepted, as that of ``key``; requests for room join it."""
         self.coalesced.setdefault(key, {})[job] = None
-        for actor in self.registry.actors if self.room.length else ():
-            for request in [*(actor.room_line or {}).values()]:
-                coalesce = request.job._options.coalesce
-                if coalesce is not None and coalesce.key == key:
-                    self._turn_away(request)
-                    what = outcome.capture(self.coalesce, request.job)
-                    self.after_act(self._tell_request, request, what)
+        for request in [*self.room.by_key.get(key, {}).values()]:
+            self._turn_away(request)
+            what = outcome.capture(self.coalesce, request.job)
+            self.after_act(self._tell_request, request, what)
 
     def _forget_key(self, job: AnyJob, key: Hashable) -> None:
         """``job`` has ended."""

@@ -14,7 +14,7 @@ Requests of waiting tasks and of other threads, which are called back, stand in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import count
 from typing import Final, final
 
@@ -35,11 +35,15 @@ class Room:
         self._clocks: Final = clocks  # actors whose `wake_at` may have changed
         self.length = 0  # requests in all lines together
         self.unseen: Final[dict[Actor, None]] = {}  # lines that may move
+        # {key: {job that would be coalesced by it: its request}}
+        self.by_key: Final[dict[Hashable, dict[AnyJob, RoomRequest]]] = {}
         self._orders: Final = count()
 
     def join(self, request: RoomRequest, now: float) -> None:
         """Put ``request`` into the line of its session or lane."""
         self.length += 1
+        if (coalesce := request.job._options.coalesce) is not None:
+            self.by_key.setdefault(coalesce.key, {})[request.job] = request
         lane, session = request.job._lane, request.session
         lane.count_entering(1)
         self._stand(request, session if session is not None and _full(session) else lane)
@@ -48,6 +52,10 @@ class Room:
     def leave(self, request: RoomRequest) -> None:
         """Take ``request`` out of its line."""
         self.length -= 1
+        if (coalesce := request.job._options.coalesce) is not None:
+            del self.by_key[coalesce.key][request.job]
+            if not self.by_key[coalesce.key]:
+                del self.by_key[coalesce.key]
         request.job._lane.count_entering(-1)
         self._step_out(request)
 

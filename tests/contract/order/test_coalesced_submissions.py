@@ -6,6 +6,7 @@ import gc
 import logging
 import weakref
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -593,6 +594,28 @@ async def test_submissions_that_wait_for_room_join_the_first_that_has_it(
     assert {None, Coalesce("other")} < {*bodies.names}
     assert results == [(results[0][0], 6)] * 6
     assert results[0][0] in bodies.names
+
+
+async def test_submissions_that_wait_for_room_are_found_by_their_keys_alone(
+    autojump_clock: MockClock,
+) -> None:
+    compared = 0
+
+    class Key:
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+        __hash__ = object.__hash__
+
+    async with (
+        open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes,
+        trio.open_nursery() as callers,
+    ):
+        for _ in range(100):
+            callers.start_soon(partial(lanes.run, trio.sleep, 0, coalesce=Coalesce(Key())))
+    assert compared < 10  # by chance, where hashes are equal
 
 
 async def test_a_submission_that_waits_for_room_elsewhere_is_refused_when_one_is_accepted(
