@@ -747,7 +747,7 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
     assert shop.say("quota none") == (1, "nothing was ever spent\n", "")
     assert shop.say("quota none --reset") == (1, "nothing was ever spent from 'none'\n", "")
     code, _, err = shop.say("quota --reset")
-    assert (code, err) == (2, "trio-lanes: say which quota: NAME --reset, or NAME --grant UNIT=N\n")
+    assert (code, err) == (2, "trio-lanes: say which: NAME --reset, or NAME --grant UNIT=N\n")
     before = quota["levels"][0]["used"]
     (quota,) = shop.ask("quota tokens --grant tokens=7 --by ann")
     assert quota["levels"][0]["granted"] == 7
@@ -755,6 +755,7 @@ def test_locks_quotas_and_paused_sessions_are_shown_and_a_quota_is_reset(shop: S
     (record,) = shop.ask("log grants")
     assert (record["data"]["by"], record["data"]["granted"]) == ("ann", {"tokens": 7})
     for command, why in (
+        ("quota tokens --grant tokens=1 --reset", "say which: NAME --reset, or"),
         ("quota tokens --grant words=1", "does not count 'words'"),
         ("quota tokens --grant tokens=0.5", "must be a whole number"),
         ("quota tokens --grant tokens", "'tokens' is not a unit and an amount"),
@@ -856,7 +857,7 @@ def test_a_locale_that_lacks_letters_gets_escapes(
 
 
 @pytest.mark.parametrize("command", ["jobs --of", "dead --of", "purge --of", "pause", "clear"])
-@pytest.mark.parametrize("name", ["", " ", "session:", "session: session:"])
+@pytest.mark.parametrize("name", ["", " ", "session:", "session: session:", "schedule:"])
 def test_an_empty_name_is_a_mistake_and_not_the_main_lane(
     shop: Shop, command: str, name: str
 ) -> None:

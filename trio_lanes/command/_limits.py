@@ -245,9 +245,9 @@ async def quota(
     by: str | None,
 ) -> Answer:
     """Show the levels of quotas; reset one, or grant it more."""
-    if name is None:
+    if name is None or (reset and grants):
         if reset or grants:
-            raise CommandError("say which quota: NAME --reset, or NAME --grant UNIT=N")
+            raise CommandError("say which: NAME --reset, or NAME --grant UNIT=N")
     elif reset:
         known = await lanes.reset_quota(name)
     elif grants:

@@ -44,7 +44,7 @@ def name(text: str) -> str:
     bare = text.strip()
     while bare.startswith(SESSION_PREFIX):
         bare = bare[len(SESSION_PREFIX) :].strip()
-    if not bare:
+    if bare in ("", "schedule:"):
         raise click.BadParameter(f"{text!r} names neither a lane nor a session")
     kept(bare)
     return text
