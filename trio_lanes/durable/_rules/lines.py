@@ -64,7 +64,7 @@ def quotas(
     some = named | rates.names_of("quota", tables.meters()) if only is None else {only}
     for name in sorted(some):
         levels = rates.levels(tables, f"quota {name}", limits_of(tables, name) or (), now)
-        if name in named or any(level.used for level in levels):
+        if name in named or any(level.used or (only and level.granted) for level in levels):
             found[name] = levels
             if len(found) == LISTED:
                 break

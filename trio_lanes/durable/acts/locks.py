@@ -159,6 +159,7 @@ class ResetQuota(Act[bool]):
         levels = rates.levels(queues.tables, line, limits, queues.now)
         for meter in rates.meters_of(queues.tables, line, limits):
             queues.tables.forget_marks(meter.key)
+            queues.tables.forget_marks(f"low {meter.key}")
         lines.wake_first(queues, line)
         return self.quota in queues.tables.of(QUOTAS) or any(level.used for level in levels)
 

@@ -44,6 +44,9 @@ class QuotaStories(LockStories):
             assert [(one.name, one.levels[0].left) for one in shown] == [
                 *(("tenant:1", 0), ("tenant:2", 0))
             ]
+            await asking.grant("tenant:3", tokens=2)
+            (granted,) = (await asking.statistics(quota="tenant:3")).quotas
+            assert granted.levels[0].left == 7
             assert await asking.reset_quota("tenant:1")
             assert not await asking.reset_quota("tenant:1")
             assert not await asking.reset_quota("tenant:3")
@@ -193,6 +196,8 @@ class QuotaStories(LockStories):
             assert await store.twice(settle) == ()
             assert (await spend(1))[2] == ()
             assert (await spend(9, "r"))[2] == ("tokens",)
+            assert await store.do(ResetQuota("r"))
+            assert (await spend(9, "r"))[2] == ("tokens",)  # again, since that was forgotten
             assert (await store.twice(Settle("s", [budget], at, {"tokens": 9}))) == ("tokens",)
             await store.do(Grant("v", [budget], {"tokens": 5}, "{}"))
             assert (await spend(11, "v"))[2] == ()

@@ -89,7 +89,7 @@ function lines.quotas(only)
     local levels = limits and rates.levels('quota ' .. name, meters)
     local used = not template
     for _, level in ipairs(levels or {}) do
-      used = used or level[1] > 0
+      used = used or level[1] > 0 or only and level[3] > 0
     end
     if levels and used then
       found[#found + 1] = { name, limits, levels }

@@ -89,7 +89,8 @@ function WITH_TICKET.reset_quota(quota)
   local line, was_used = 'quota ' .. quota, not template
   for at, level in ipairs(rates.levels(line, meters)) do
     was_used = was_used or level[1] > 0
-    call('DEL', rates.key_of(line, meters[at]))
+    local key = rates.key_of(line, meters[at])
+    call('DEL', key, ROOT .. 'lw:' .. key)
   end
   lines.wake_first(line)
   return { 0, was_used and 1 or 0 }
