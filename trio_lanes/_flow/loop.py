@@ -625,7 +625,7 @@ class Scheduler:
         if jobs is None:
             return None
         job = next(reversed(jobs))
-        if job._state is not WAITING and coalesce.while_running == "wait":
+        if job._state is not WAITING and (coalesce.while_running == "wait" or job.cancel_called):
             return None
         there, here = ((one.session, one.lane, type(one)) for one in (job, newest))
         if there != here:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import weakref
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from trio_lanes import (
     LaneClearedError,
     LaneConfig,
     LaneDeadlockError,
+    LaneError,
     LaneFullError,
     LaneGroup,
     LaneInstrument,
@@ -305,6 +308,36 @@ async def test_it_is_dropped_while_one_runs_if_that_is_asked_for(
             await first.wait()
             assert lanes.submit_nowait(bodies.note, 5, coalesce=drop) is not first
     assert bodies.names == [1, 2, 5]
+
+
+@pytest.mark.parametrize("by", ["caller", "handle", "timeout"])
+async def test_a_submission_does_not_join_a_job_that_is_cancelled_while_it_runs(
+    by: str, autojump_clock: MockClock
+) -> None:
+    async def cleans_up() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
+
+    drop = Coalesce("index", while_running="drop")
+    timeout = 1 if by == "timeout" else math.inf
+    async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
+
+        async def caller() -> None:
+            with trio.move_on_after(1 if by == "caller" else math.inf), suppress(LaneError):
+                await lanes.run(cleans_up, coalesce=drop, timeout=timeout)
+
+        nursery.start_soon(caller)
+        await trio.sleep(1)
+        if by == "handle":
+            lanes.jobs()[0].cancel()
+        await trio.sleep(1)
+        other = lanes.submit_nowait(trio.sleep, 1, coalesce=drop)
+        assert other is lanes.submit_nowait(trio.sleep, 1, coalesce=drop)
+        await other.wait()
+        assert other.finished_at == 7
 
 
 @pytest.mark.parametrize("other", [{"session": "b"}, {"lane": "cron", "session": "a"}, {}])
