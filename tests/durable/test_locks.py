@@ -50,6 +50,21 @@ class Away(MemoryStore):
         return answer
 
 
+class Slow(MemoryStore):
+    """A store whose first answer to a request comes when another incarnation has begun."""
+
+    answers = 0
+
+    async def do(self, act: Act[T], ticket: str) -> T:
+        answer = await super().do(act, ticket)
+        if isinstance(act, Acquire | Spend):
+            if not self.answers:
+                self.jump(1000)
+                await trio.sleep(60)
+            self.answers += 1
+        return answer
+
+
 def lanes_over(store: Store, **options: Any) -> Any:
     return open_durable_lanes(store, {}, quotas={"q": TOKENS}, **options)
 
@@ -86,20 +101,9 @@ async def test_a_lost_lease_cancels_the_body_and_the_lock_goes_to_the_next(
 async def test_a_lock_whose_answer_comes_after_the_lease_is_asked_for_again(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    class Slow(MemoryStore):
-        async def do(self, act: Act[T], ticket: str) -> T:
-            answer = await super().do(act, ticket)
-            if isinstance(act, Acquire):
-                if not answers:
-                    self.jump(1000)
-                    await trio.sleep(60)  # another incarnation has begun
-                answers.append(answer)
-            return answer
-
-    answers: list[Any] = []
     store = Slow()
     async with lanes_over(store, lease_ttl=30) as lanes, lanes.lock("k"):
-        assert len(answers) == 2
+        assert store.answers == 2
         async with lanes_over(store.another(), lease_ttl=30) as others:
             with trio.move_on_after(100):
                 await free(others)
@@ -169,14 +173,6 @@ async def test_a_charge_without_an_answer_is_not_repeated(
 async def test_a_charge_whose_answer_comes_after_the_lease_is_made_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    class Slow(MemoryStore):
-        async def do(self, act: Act[T], ticket: str) -> T:
-            answer = await super().do(act, ticket)
-            if isinstance(act, Spend):
-                self.jump(1000)
-                await trio.sleep(60)  # another incarnation has begun
-            return answer
-
     nine = RateLimit(9, per=1e6, unit="tokens", algorithm="sliding")
     async with open_durable_lanes(Slow(), {}, quotas={"q": nine}, lease_ttl=30) as lanes:
         await lanes.quota("q").spend(tokens=2)

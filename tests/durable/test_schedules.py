@@ -437,7 +437,8 @@ async def test_an_instance_without_the_extra_says_so_and_leaves_the_schedule_to_
     [
         ({}, ValueError, "one of cron and every, got cron=None, every=None"),
         ({"cron": "* * * * *", "every": 3}, ValueError, "one of cron and every"),
-        ({"every": 0}, ValueError, "every must be above 0, got 0"),
+        ({"every": 0}, ValueError, "every must be from 1e-06 to .* got 0"),
+        ({"every": 1e11}, ValueError, "every must be from .* got 1000"),
         ({"every": -1}, ValueError, "every must be .* got -1"),
         ({"every": float("inf")}, ValueError, "every must be finite"),
         ({"every": "1"}, TypeError, "every must be"),

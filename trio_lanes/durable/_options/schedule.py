@@ -111,8 +111,8 @@ def checked_schedule(of: DurableSchedule) -> DurableSchedule:
     _check.optional_text("timezone", of.timezone)
     if (of.cron is None) is (of.every is None):
         raise ValueError(f"give one of cron and every, got cron={of.cron!r}, every={of.every!r}")
-    if of.every is not None and round(_check.finite_seconds("every", of.every) * _MICROS) == 0:
-        raise ValueError(f"every must be above 0, got {of.every!r}")
+    if of.every is not None and not 1e-6 <= _check.finite_seconds("every", of.every) <= 1e10:
+        raise ValueError(f"every must be from 1e-06 to 1e+10 seconds, got {of.every!r}")
     if of.cron is None and of.timezone != "UTC":
         raise ValueError(f"timezone is for cron, got {of.timezone!r} with every")
     if of.cron is not None and len(of.cron.split()) != 5:
