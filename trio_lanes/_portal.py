@@ -358,8 +358,7 @@ class _ArrivedCall:
             if scheduler.current_time() >= self._at + seconds:  # the lanes' own thread was busy
                 raise QueueTimeoutError(seconds)
             when = self._at + job._options.delay + seconds
-            out_of_time = partial(self._out_of_time, seconds)  # the job may have another limit
-            self._timer = scheduler.timers.call_at(when, out_of_time)
+            self._timer = scheduler.timers.call_at(when, partial(self._out_of_time, seconds))
         joined = None if job._options.coalesce is None else scheduler.coalesce(job)
         if joined is None and self.accepted is not None:
             self._portal._submitter._check_room(job)

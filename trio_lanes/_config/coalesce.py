@@ -60,8 +60,7 @@ class Coalesce:
         default="wait", kw_only=True, validator=_choice
     )
     """What a submission becomes while a job of that key runs and none waits: ``"wait"``, a job that
-    waits; ``"drop"``, nothing: it gets the handle of the job that runs, unless that was cancelled.
-    """
+    waits; ``"drop"``, nothing: it gets the handle of that job, unless it was cancelled."""
 
     def __attrs_post_init__(self) -> None:
         if self.max_wait < self.debounce:

@@ -69,12 +69,13 @@ def is_refusal(error: BaseException) -> bool:
 class Adaptive:
     """A concurrency that a lane learns: ``LaneConfig(concurrency=Adaptive(low=2, high=64))``.
 
-    It begins with ``low``, and doubles until something is refused or gets slower. A refusal is an
-    error of a job that ``overloaded`` accepts, or a call of `Job.overloaded`: the limit falls by a
-    tenth, once for all jobs that ran then. In between, ``"aimd"`` adds one for as many successes as
-    the limit; ``"gradient"`` compares how long the jobs of late have run with the long average, so
-    that it also falls, before anything is refused, when the provider queues. Jobs that lend
-    their slot or are readmitted are left out of that comparison.
+    It begins with ``low``, or after `Lanes.configure` with the limit that the lane had, and doubles
+    until something is refused or gets slower. A refusal is an error of a job that ``overloaded``
+    accepts, or a call of `Job.overloaded`: the limit falls by a tenth, once for all jobs that ran
+    then. In between, ``"aimd"`` adds one for as many successes as the limit; ``"gradient"``
+    compares how long the jobs of late have run with the long average, so that it also falls, before
+    anything is refused, when the provider queues. Jobs that lend their slot or are readmitted are
+    left out of that comparison.
 
     Every lane of a template learns for itself, and forgets when it goes. A concurrency that
     is set by hand replaces the `Adaptive`. Durable lanes refuse it: each instance would learn

@@ -39,8 +39,8 @@ _SERVED: Final = 1 << (_TURNS - 1)  # turns from this one on are for owners that
 class FairLine(Generic[T]):
     """The waiting items, in the order of service.
 
-    A change, and a look at the next item, take O(log n). An item is equal to itself alone, and no
-    two items have the same arrival.
+    A change, and a look at the next item, take O(log n), and with weights O(k log k) for k entries
+    that have items. An item is equal to itself alone, and no two items have the same arrival.
     """
 
     __slots__ = ("_aging", "_fair", "_lines", "_order", "_places", "_weights")
