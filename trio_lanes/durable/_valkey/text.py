@@ -73,7 +73,7 @@ to_json: Final = partial(json.dumps, ensure_ascii=False)
 
 def _whole(seconds: float) -> int | float:
     # a product that is a little above a whole number is meant to be that number
-    return seconds if seconds == math.inf else math.ceil(round(seconds * SECOND, 3))
+    return seconds if seconds == math.inf else math.ceil(round(min(seconds, 1e300) * SECOND, 3))
 
 
 def micros(seconds: float) -> str:

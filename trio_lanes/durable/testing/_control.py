@@ -344,7 +344,7 @@ class ControlStories(Bench):
         policy = RetryPolicy(backoff=(1.0, 1.0), jitter=0)
         async with self.instance(handlers={"flaky": flaky}, retry=policy) as lanes:
             job = await lanes.submit("flaky")
-            waiting = await lanes.submit("echo", delay=50)
+            waiting = await lanes.submit("echo", delay=1e305)
             assert (await waiting.status()).history == ()
             await self.settle()
             status = await job.status()
