@@ -10,6 +10,7 @@ import signal
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -149,6 +150,7 @@ def names(where: str, lanes: trio_lanes.Lanes) -> dict[str, Any]:
         "urls": ["http://a.example/1", "http://b.example/2"],
         "host_of": lambda url: url.split("/")[2],
         "partial": partial,
+        "Decimal": Decimal,
         "serve": serve,
         "config": None,
         "app": SimpleNamespace(post=lambda path: lambda handler: handler),  # of a web framework
