@@ -103,8 +103,9 @@ def test_the_packages_of_the_core_have_at_most_so_many_lines() -> None:
     # for bodies that run outside of Trio, in the loop of which Trio is the guest; by 120 for
     # what is wrong with lanes, in a line each; by 70 for logs of waits that are added up when they
     # are read; by 270 for submissions under one key, which become one job; by 180 for weights;
-    # by 270 for days and months of a calendar; by 325 for limits that tune themselves.
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 11_800
+    # by 270 for days and months of a calendar; by 325 for limits that tune themselves; by 40 for
+    # days in a machine that sleeps, amounts beyond all floats, and keys of requests for room.
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 11_840
 
 
 def fields_of_job(tree: ast.Module) -> set[str]:
