@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from decimal import Decimal
 from pathlib import Path
@@ -39,7 +39,6 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
-from .._contract.amounts import Costs
 from ..acts import inspection
 from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend
 from ..acts.orders import (
@@ -451,7 +450,7 @@ class _TwinLife:
     def _submission(self) -> SubmittedJob:
         chance = self.chance
         lane = chance.choice(("main", "main", "cron", "rated", "tenant:a", "tenant:b"))
-        costs: tuple[Costs | None, ...] = (None, {"requests": 2})
+        costs: tuple[Mapping[str, int | Decimal] | None, ...] = (None, {"requests": 2})
         if lane == "rated":
             costs = (*costs, {"usd": Decimal("0.2")})
         if lane in ("rated", "tenant:a", "tenant:b"):
