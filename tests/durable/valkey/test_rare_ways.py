@@ -152,7 +152,7 @@ def test_a_changed_sliding_limit_forgets_what_has_left_the_window(stage: Stage) 
 def test_a_charge_that_is_given_back_whole_leaves_the_limit_fully_replenished(stage: Stage) -> None:
     async def test(store: Played) -> None:
         limits = [RateLimit(60, burst=1)]
-        _, at = await store.do(Spend("q", limits, {"requests": 5}), ticket())
+        _, at, _ = await store.do(Spend("q", limits, {"requests": 5}), ticket())
         await store.do(Settle("q", limits, at, {"requests": -5}), ticket())
         assert (await store.do(Spend("q", limits, {"requests": 5}), ticket()))[0] == 0
 
@@ -162,7 +162,7 @@ def test_a_charge_that_is_given_back_whole_leaves_the_limit_fully_replenished(st
 def test_an_earlier_charge_is_lessened_and_the_later_ones_stay(stage: Stage) -> None:
     async def test(store: Played) -> None:
         limits = [RateLimit(5, per=10.0, algorithm="sliding")]
-        _, at = await store.do(Spend("q", limits, {"requests": 3}), ticket())
+        _, at, _ = await store.do(Spend("q", limits, {"requests": 3}), ticket())
         stage.clock.jump(5)
         await store.do(Spend("q", limits, {"requests": 2}), ticket())
         await store.do(Settle("q", limits, at, {"requests": -1}), ticket())
