@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
 import trio_lanes.durable as durable
-from trio_lanes import JobCancelledError, LaneConfig, LaneError, LaneGroup
+from trio_lanes import JobCancelledError, LaneConfig, LaneError, LaneGroup, RateLimit
 from trio_lanes.durable import (
     CheckReport,
     DurableJobError,
@@ -264,6 +264,18 @@ async def test_a_difference_to_the_stores_lanes_is_logged(
         "lane 'main' has concurrency=3 in the store, which wins over the 5 given here; "
         "`trio-lanes limit` or DurableLanes.configure() changes it" in caplog.text
     )
+
+
+async def test_a_change_of_one_lane_leaves_what_the_rates_of_others_have_counted(
+    autojump_clock: MockClock,
+) -> None:
+    limits = {"main": LaneConfig(concurrency=2, rate=RateLimit(1, per=5.0)), "cron": 1}
+    async with open_durable_lanes(MemoryStore(), {"echo": echo}, limits) as lanes:
+        await (await lanes.submit("echo")).wait()
+        await lanes.configure({"cron": 2})
+        began = trio.current_time()
+        await (await lanes.submit("echo")).wait()
+        assert trio.current_time() - began == pytest.approx(5, abs=0.5)
 
 
 @pytest.mark.parametrize("sqlite", [False, True])

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples, number
-from trio_lanes.durable import CheckReport, JobDeadError, MemoryStore
+from trio_lanes.durable import CheckReport, JobDeadError, JobExpiredError, MemoryStore
 from trio_lanes.durable.acts.inspection import Check, JobsOf
 from trio_lanes.durable.testing import (
     NO_FAULTS,
@@ -126,6 +126,7 @@ async def test_a_life_reports_a_broken_rule(
             bodies.enter_context(story.body())
     await _life._check_end(story, Ended(3, JobDeadError("ValueError", "no")), 3)
     await _life._check_end(story, Ended(4, 5), 4)
+    await _life._check_end(story, Ended(4, JobExpiredError(4)), 4)
     found = "; ".join(story.wrong)
     for what in (
         "the fence 4 of job 1 does not rise",
@@ -133,6 +134,7 @@ async def test_a_life_reports_a_broken_rule(
         "job 4 (fence 7) overlaps job 3 (fence 6)",
         "job 3 is dead: ValueError: no",
         "job 4 has the result 5 of another job, not 4",
+        "job 4 expired, and has run",
     ):
         assert what in found
 

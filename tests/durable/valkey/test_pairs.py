@@ -69,7 +69,7 @@ LUA_ONLY = {
         SlidingWindow.mark_at SlidingWindow.add
         Bucket.since_and_sum Bucket.get Bucket.put Bucket.is_replenished
     """,
-    "orders": "add_clearable put_groups changed_lanes put_lanes relist_lanes",
+    "orders": "add_clearable put_groups changed_lanes put_lanes",
     "queues": "head_of pause_of resume_sessions do_due",
     "rates": "counted_in fits class_of key_of forget_at do_counted",
     "runs": "keep",
