@@ -23,6 +23,7 @@ from trio_lanes import Job, JobState, LaneInstrument
 ROOT: Final = Path(__file__).parents[1]
 PICTURES: Final = ROOT / "docs" / "howto"
 DRAWN: Final = (
+    "coalesce",
     "drain",
     "fairness",
     "groups",
