@@ -54,10 +54,15 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
         "test_it_is_a_problem_that_no_instance_has_room_for_a_job",
         "test_it_is_a_problem_that_nothing_serves_a_lane",
         "test_the_cause_is_a_body_that_outlives_its_timeout_or_its_cancellation",
+        "test_random_spends_settles_and_crashes_admit_no_more_than_the_cap",
+        "test_the_verdict_says_of_how_many_lanes_it_does_not_speak",
         # and these do half of what they do
+        "test_a_budget_is_low_once_in_its_window_when_80_percent_are_used",
         "test_a_session_stays_for_a_while_where_its_last_job_ran",
         "test_lanes_in_which_each_wait_can_end_are_healthy",
         "test_the_status_says_where_the_wait_went",
+        "test_what_a_person_grants_can_be_spent_until_the_window_has_passed",
+        "test_what_is_above_the_limit_of_a_day_may_be_spent_on_the_next",
     ],
 )
 def test_the_suite_also_runs_in_real_time(suite: type, name: str) -> None:

@@ -335,8 +335,9 @@ async def test_a_predicate_that_configures_the_lane_in_spite_of_the_rule_does_no
         lanes.lane("main").concurrency = 3
         return True
 
-    config = LaneConfig(concurrency=Adaptive(4, 8, overloaded=meddles))
+    config = LaneConfig(concurrency=Adaptive(2, 8, by="aimd", overloaded=meddles))
     async with open_lanes({"main": config}) as lanes:
+        await spread(lanes, 3, trio.sleep, 1)  # so that a refusal lowers it
         for _ in range(2):
             await lanes.submit_nowait(refuse).wait_done()
         assert lanes.lane("main").concurrency == 3
