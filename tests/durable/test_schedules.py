@@ -2,12 +2,10 @@
 
 import logging
 import sys
-import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -25,7 +23,6 @@ from trio_lanes.durable import (
     MemoryStore,
     PayloadError,
     RetryPolicy,
-    SqliteStore,
     Store,
     StoreUnavailableError,
     SubmittedJob,
@@ -487,24 +484,3 @@ async def test_a_pause_of_a_schedule_that_does_not_exist_is_refused(ran: Ran, ve
 
 
 # ---- a file
-
-
-async def test_due_times_follow_a_clock_that_is_set(
-    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
-) -> None:
-    start = 1_000 * DAY
-    monkeypatch.setattr("time.monotonic", mock_clock.current_time)
-    ahead = 0.0
-    monkeypatch.setattr("time.time", lambda: start + ahead + mock_clock.current_time())
-    async with opened(ran, SqliteStore(tmp_path / "jobs.db")) as lanes:
-        await lanes.schedule("s", "note", cron="0 12 * * *")
-        assert (await lanes.schedules())[0].next == start + DAY / 2
-        ahead = 11 * HOUR
-        mock_clock.autojump_threshold = 0.02
-        for _ in range(300):  # time passes while the thread of the store works
-            await trio.sleep(0 if ran.at else 30)
-        assert HOUR <= ran.at[0] < 5 * HOUR
-        ahead -= HOUR  # 12:00 comes again, and is no due time any more
-        await trio.sleep(2 * HOUR)
-        assert len(ran.at) == 1
-        assert time.time() > start + DAY / 2
