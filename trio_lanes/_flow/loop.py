@@ -654,7 +654,8 @@ class Scheduler:
                 self._cancel_timers(job)
                 self._take_out(job)
                 job._take_over(newest, coalesce.keep)
-                job._priority = newest._priority if coalesce.keep == "latest" else job._priority
+                if coalesce.keep == "latest":
+                    job._priority = newest._priority
                 job._options.delay = max(until, self.now) - job.submitted_at
                 if until > self.now:
                     self._postpone(job)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from datetime import UTC, datetime, tzinfo
-from functools import lru_cache
+from datetime import UTC, datetime
 from typing import Final, Literal, final, get_args
 
 import attrs
@@ -75,7 +74,7 @@ class DurableSchedule:
         with needs_extra("a schedule with cron", "cron"):
             from cronsim import CronSim, CronSimError
         assert self.cron is not None
-        moment = datetime.fromtimestamp(time, _zone(self.timezone))
+        moment = datetime.fromtimestamp(time, _check.time_zone("timezone", self.timezone))
         try:
             return next(CronSim(self.cron, moment)).timestamp()
         except CronSimError as error:
@@ -91,24 +90,12 @@ class DurableSchedule:
         return times[:count]
 
 
-@lru_cache(64)
-def _zone(name: str) -> tzinfo:
-    if name == "UTC":  # it needs no data
-        return UTC
-    from zoneinfo import ZoneInfo
-
-    try:
-        return ZoneInfo(name)
-    except (OSError, ValueError, LookupError):
-        raise ValueError(f"timezone must be a name such as 'Europe/Berlin', got {name!r}") from None
-
-
 def checked_schedule(of: DurableSchedule) -> DurableSchedule:
     """Return a schedule; raise the error of a bad field, or that of `DurableSchedule.after`."""
     checked_name("name", of.name)
     checked_name("name with a time", key_at(of.name, 0.0))
     _check.optional_text("cron", of.cron)
-    _check.optional_text("timezone", of.timezone)
+    _check.time_zone("timezone", of.timezone)
     if (of.cron is None) is (of.every is None):
         raise ValueError(f"give one of cron and every, got cron={of.cron!r}, every={of.every!r}")
     if of.every is not None and not 1e-6 <= _check.finite_seconds("every", of.every) <= 1e10:

@@ -324,7 +324,7 @@ class _FairFront:
         self._weights = weights
         # {(ring, handler's name): the place behind which its next job is}
         self._after: dict[tuple[str, str], int | None] = {
-            (ring, name): None for ring in (OTHERS, *weights) for name in names
+            (ring, name): None for ring in {OTHERS: None, **self._shares} for name in names
         }
         self._first: JobRecord | None = None
         self._pulls: dict[str, float] = {}  # of the rings among which the first was chosen
@@ -408,9 +408,8 @@ class LaneTurn:
         lists = queues.tables.counts().waiting
         waiting = [name for name in names if (lane, name) in lists]
         self._fronts: dict[int, _Front | _FairFront] = {}  # of the priorities that have jobs
-        self._to_read: int | None = (
-            None  # the priority of the last job, to be read when it is claimed
-        )
+        # the priority of the last job, to be read when that is claimed
+        self._to_read: int | None = None
         lane_limit = budget.limit(lane)
         for priority in PRIORITIES if waiting else ():
             front: _Front | _FairFront
