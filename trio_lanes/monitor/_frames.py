@@ -209,11 +209,10 @@ class Frames:
 
     def _longest_wait(self, label: str, now: float) -> Frame | None:
         job, reason = self._reasons.at(now).get(label, (None, ""))
-        if (
-            job is None or not reason or job.state is not JobState.WAITING
-        ):  # it was looked up before
-            return None
-        return {"job": job.id, "reason": reason}
+        # it was looked up before, and may have started since
+        if job is not None and reason and job.state is JobState.WAITING:
+            return {"job": job.id, "reason": reason}
+        return None
 
     def _window(self, name: str) -> Iterator[Frame]:
         lane = self._lanes.lane(name)

@@ -267,9 +267,7 @@ class MemoryTables(RemembersAnswers, Settings):
         return self._identity
 
     def ahead_of_wall(self) -> float:
-        from ..._limits.calendar import ahead_of_wall
-
-        return ahead_of_wall() + self.ahead
+        return 0.0  # its Unix time is its own, so that a test has the same days each time
 
     def marks(self, meter: str) -> Marks:
         return self._marks[meter]

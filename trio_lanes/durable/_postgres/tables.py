@@ -158,7 +158,6 @@ class PostgresTables(ReadAhead, Transactions):
             me=self._me,
             take_in=write,
         )
-        engine.ahead = self._ahead
         for job, due, refused in given:
             engine.take_in(job, due, refused)
 

@@ -443,7 +443,7 @@ class Engine(Queues):
     def _fires(self) -> float | None:
         """Return the seconds until a schedule falls due; None: there is none."""
         first = self.tables.of(FIRES).get("")
-        return None if first is None else max(0.0, first + self.ahead - self.now)
+        return None if first is None else max(0.0, first + self.tables.ahead_of_wall() - self.now)
 
     def _cancels(self, instance: str) -> tuple[tuple[int, int], ...]:
         return tuple((job.id, job.fence) for job in self.tables.runs().cancelled(instance))

@@ -44,7 +44,6 @@ class Queues:
 
     Attributes:
       now: the store's time at this transaction.
-      ahead: the store's time less Unix time.
       caller: the incarnation that makes this call.
       accepted: the ids of the jobs that this transaction accepted.
       news: (id, how it ended or died) of jobs, for the tasks that wait for them. None instead of an
@@ -57,7 +56,6 @@ class Queues:
         self.tables: Final = tables
         self.opening: Final = opening
         self.now: float = 0.0
-        self.ahead: float = 0.0
         self.caller: str = ""
         self.accepted: list[int] = []
         self.news: list[tuple[int, Ended | None]] = []

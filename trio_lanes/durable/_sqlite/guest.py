@@ -83,7 +83,7 @@ class Guest(EngineStore):
 
         def call(host: Engine) -> T:
             nonlocal elsewhere
-            mine.now, mine.ahead = host.now, host.ahead
+            mine.now = host.now
             try:
                 result = mine.once(ticket, act)
                 host.accepted += mine.accepted

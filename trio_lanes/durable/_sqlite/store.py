@@ -158,7 +158,7 @@ class SqliteStore(SqlStore):
         )
         self._offset += now
         self._of_machine = now - moment.machine
-        engine.ahead = tables.ahead = now - moment.wall
+        tables.ahead = now - moment.wall
         self._tables = SqliteTables(reading, str(self._path))
         self._tables.ahead = tables.ahead
         self._reader = Queues(self._tables, opening)
@@ -375,7 +375,6 @@ class SqliteStore(SqlStore):
 
 def _follow(ahead: float, engine: Engine) -> None:
     assert isinstance(engine.tables, SqliteTables)
-    engine.ahead = ahead
     if engine.tables.follow_wall_clock(ahead) or engine.tables.of(FIRES):
         engine.look = True
 

@@ -131,7 +131,8 @@ class SchedulesOf(Question[tuple[float, list[DurableSchedule]]]):
     """Those with ids above it, by id; None: those that are due, or the first that will be."""
 
     def answer(self, queues: Queues) -> tuple[float, list[DurableSchedule]]:
-        now, tables = queues.now - queues.ahead, queues.tables
+        tables = queues.tables
+        now = queues.now - tables.ahead_of_wall()
         if self.schedule is not None:
             one = tables.schedule(self.schedule)
             return now, [] if one is None else [one]
