@@ -6,6 +6,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -23,6 +24,7 @@ from trio_lanes.durable import (
     MemoryStore,
     PayloadError,
     RetryPolicy,
+    SqliteStore,
     Store,
     StoreUnavailableError,
     SubmittedJob,
@@ -251,6 +253,19 @@ async def test_a_clock_that_was_set_back_brings_no_due_time_again(
         await store.do(PutSchedule(again), "a race with another instance")
         await trio.sleep(0.9 * HOUR)
         assert ran.at == [HOUR, 2.25 * HOUR]
+
+
+async def test_due_times_are_unix_times_where_the_time_of_a_file_is_ahead_of_them(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = 1_000 * DAY
+    monkeypatch.setattr("time.time", lambda: wall)
+    async with opened(ran, SqliteStore(tmp_path / "jobs.db")) as lanes:
+        await (await lanes.submit("note")).wait()
+    wall -= 10 * DAY  # it was set back; the time of the file was not
+    async with opened(ran, SqliteStore(tmp_path / "jobs.db")) as lanes:
+        await lanes.schedule("s", "note", every=DAY)
+        assert (await lanes.schedules())[0].next == wall + DAY
 
 
 async def test_two_instances_fire_each_due_time_once(ran: Ran, autojump_clock: MockClock) -> None:
