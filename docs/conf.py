@@ -8,6 +8,7 @@ import pkgutil
 import re
 from importlib.metadata import version as version_of
 from pathlib import Path
+from types import UnionType
 from typing import Any, Final
 
 import attrs
@@ -128,6 +129,8 @@ def _read_docstring(
 
     It takes these to begin with a type and a colon, and to have no sections.
     """
+    if isinstance(obj, UnionType):  # a name for a type, whose docstring is that of all unions
+        lines.clear()
     config = Config(napoleon_use_ivar=True)
     what = "method" if what in ("attribute", "property") else what
     read = GoogleDocstring(lines, config, app, what, name, obj, options).lines()
