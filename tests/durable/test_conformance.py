@@ -49,6 +49,7 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
         # these need virtual time, and do nothing without
         "test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced",
         "test_a_timed_pause_of_a_lane_of_a_template_outlasts_the_clean_up",
+        "test_it_is_a_problem_that_a_job_waits_though_nothing_holds_it",
         "test_it_is_a_problem_that_a_store_answers_slowly",
         "test_it_is_a_problem_that_no_instance_has_a_handler",
         "test_it_is_a_problem_that_no_instance_has_room_for_a_job",

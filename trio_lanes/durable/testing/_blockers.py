@@ -502,6 +502,18 @@ class BlockerStories(Bench):
                 await self.advance(20)
                 assert await kinds(asking) == [("handler", "main", other.id)]
 
+    async def test_it_is_a_problem_that_a_job_waits_though_nothing_holds_it(self) -> None:
+        if not self.virtual:
+            return
+        async with self.playing(lease_ttl=1e6), self.instance(worker=False) as asking:
+            job = await asking.submit("echo")
+            await self.advance(20)
+            (problem,) = await asking.health()
+            assert str(problem) == (
+                f"job {job.id} of 'main' has waited for 20 s, though nothing holds it: "
+                "look at what its process does, and at its capacity"
+            )
+
     async def test_it_is_a_problem_that_a_store_answers_slowly(self) -> None:
         if not self.virtual:
             return
