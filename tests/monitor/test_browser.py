@@ -27,7 +27,16 @@ from playwright.sync_api import (
 from trio.testing import wait_all_tasks_blocked
 
 from tests.support.needs import AXE, chromium
-from trio_lanes import Job, LaneConfig, Lanes, LanesStatistics, RateLimit, current_job, open_lanes
+from trio_lanes import (
+    Adaptive,
+    Job,
+    LaneConfig,
+    Lanes,
+    LanesStatistics,
+    RateLimit,
+    current_job,
+    open_lanes,
+)
 from trio_lanes.durable import DurableLanes, MemoryStore, RetryPolicy, open_durable_lanes
 from trio_lanes.monitor import Role, serve_monitor
 from trio_lanes.monitor._app import MAX_VIEWERS
@@ -576,6 +585,18 @@ async def test_an_icon_is_served_and_names_of_lanes_are_not_broken() -> None:
         assert heads == ['"slots"', '"line"', '"oldest · p95"', '"rate left"']
 
     await browse(drive, main=24, subagent=8, provider=8)
+
+
+async def test_the_panel_of_a_lane_shows_the_limits_that_it_has_tried() -> None:
+    def drive(stage: Stage) -> None:
+        for _ in range(2):
+            trio.from_thread.run(stage.lanes.run, trio.lowlevel.checkpoint)
+        page = stage.open()
+        page.locator("lanes-table tr[data-lane=main] .name a").click()
+        expect(page.locator(".story h3").first).to_have_text("Limits that it has tried")
+        expect(page.locator(".story .jobs li").first).to_contain_text("nothing was refused")
+
+    await browse(drive, main=LaneConfig(concurrency=Adaptive(1, 8, by="aimd")))
 
 
 async def test_the_time_line_is_zoomed_and_frozen() -> None:

@@ -67,11 +67,11 @@ async function ask() {
   }
 }
 
-/** @param {import("./types").Told | null} told @param {number} id */
-function show(told, id) {
+/** @param {import("./types").JobFacts | null} job @param {number} id */
+function show(job, id) {
   const ended = timeline.jobs.get(id)?.job;
-  if (told) story.told = told;
-  else if (ended && ended.finished !== null) story.told = { ...ended, at: now(), owner: null, parent: null, place: null, roots: [], children: null };
+  if (job) story.job = job;
+  else if (ended && ended.finished !== null) story.job = { ...ended, at: now(), owner: null, parent: null, place: null, roots: [], children: null };
   else story.clear(`Job ${id}`, "It neither waits nor runs, and is not among the last that ended.");
 }
 

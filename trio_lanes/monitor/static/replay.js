@@ -40,11 +40,11 @@ class Replay extends HTMLElement {
     const asked = `lane=${encodeURIComponent(this.#lane.value)}&limit=${this.#limit.value}`;
     this.#answer.replaceChildren("replaying …");
     const answer = await fetch(served(`replay?${asked}`)).catch(() => null);
-    const told = answer === null ? { error: "the server cannot be reached: ask again when the page is live" } : await answer.json();
-    if (told.error !== undefined) { this.#answer.replaceChildren(told.error); return; }
+    const found = answer === null ? { error: "the server cannot be reached: ask again when the page is live" } : await answer.json();
+    if (found.error !== undefined) { this.#answer.replaceChildren(found.error); return; }
     const row = (/** @type {string} */ name, /** @type {Waits} */ waits) => [name, seconds(waits.p50), seconds(waits.p95), seconds(waits.longest), waits.per_second.toFixed(2)];
-    const title = `${told.jobs} jobs of ${seconds(told.seconds)}`;
-    this.#answer.replaceChildren(h("p", {}, title), table(title, ["limit", "p50", "p95", "longest", "jobs/s"], [row("as it was", told.replayed), row(`with ${this.#limit.value}`, told.changed)]));
+    const title = `${found.jobs} jobs of ${seconds(found.seconds)}`;
+    this.#answer.replaceChildren(h("p", {}, title), table(title, ["limit", "p50", "p95", "longest", "jobs/s"], [row("as it was", found.replayed), row(`with ${this.#limit.value}`, found.changed)]));
   }
 }
 

@@ -2,7 +2,7 @@
 import { Panel, called, h, lasted, seconds, table, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").Line} Line */
-/** @typedef {import("./types").Told} Told */
+/** @typedef {import("./types").JobFacts} JobFacts */
 
 class Story extends Panel {
   operates = false;
@@ -19,36 +19,36 @@ class Story extends Panel {
     this.#fill(title, text, () => [h("p", {}, text)]);
   }
 
-  /** Show a job. @param {Told} told */
-  set told(told) {
+  /** Show a job. @param {JobFacts} job */
+  set job(job) {
     // Ages are rounded, so that the panel is not built anew at each frame.
-    this.#fill(`Job ${told.id} · ${told.name}`, { ...told, at: Math.round(told.at), operates: this.operates }, () => {
+    this.#fill(`Job ${job.id} · ${job.name}`, { ...job, at: Math.round(job.at), operates: this.operates }, () => {
       const facts = h("dl", {});
-      for (const [name, ...parts] of this.#facts(told)) facts.append(h("dt", {}, name), h("dd", {}, ...parts));
+      for (const [name, ...parts] of this.#facts(job)) facts.append(h("dt", {}, name), h("dd", {}, ...parts));
       /** @type {Element[]} */
       const parts = [facts];
-      if (told.roots.length) parts.push(h("h3", {}, told.state === "waiting" ? "Why does it wait?" : "What does it wait for?"), ...told.roots.map((root) => way(root)));
-      parts.push(...spent(told.waits));
-      if (this.operates && (told.state === "waiting" || told.state === "running")) parts.push(this.#buttons(told));
+      if (job.roots.length) parts.push(h("h3", {}, job.state === "waiting" ? "Why does it wait?" : "What does it wait for?"), ...job.roots.map((root) => way(root)));
+      parts.push(...spent(job.waits));
+      if (this.operates && (job.state === "waiting" || job.state === "running")) parts.push(this.#buttons(job));
       return parts;
     });
   }
 
-  /** Show a job of the store. @param {import("./types").ToldOfStore} told */
-  set stored(told) {
-    this.#fill(`Job ${told.id} of the store · ${told.name}`, { ...told, at: Math.round(told.at), operates: this.operates }, () => {
+  /** Show a job of the store. @param {import("./types").StoredFacts} job */
+  set stored(job) {
+    this.#fill(`Job ${job.id} of the store · ${job.name}`, { ...job, at: Math.round(job.at), operates: this.operates }, () => {
       /** @type {[string, string | Node][]} */
-      const facts = [["state", told.state + (told.why ? `: ${told.why}` : "") + (told.until === null ? "" : `, ${seconds(Math.max(0, told.until - told.at))} more`)], ["lane", told.lane],
-        ["session", told.session ?? "none"], ["attempts", `${told.attempt}${told.crashes ? `, ${told.crashes} crashes` : ""}`]];
-      if (told.error) facts.push(["error", told.error]);
-      if (told.children) facts.push(["children", `${told.children[0]} of ${told.children[1]} ended`]);
-      const dead = told.state === "dead" || told.state === "failed", act = (/** @type {string} */ verb, /** @type {string} */ text) =>
-        h("p", { class: "buttons" }, h("button", { type: "button", "data-key": verb, click: () => tell(this, "lanes-act", { do: verb, job: told.id }) }, text));
-      return [h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])), ...told.roots.map((root) => way(root, "stored")), ...spent(told.waits),
-        ...(this.operates && dead ? [act("retry", "Queue again")] : []), ...(this.operates && told.state === "parked" ? [act("promote", "Make it due now")] : []),
-        h("h3", {}, "Attempts"), h("ul", { class: "jobs" }, ...told.history.map((one) => h("li", { class: one.error ? "warning" : "" },
-          `${one.number}: ${one.how ?? "runs"} after ${seconds((one.ended_at ?? told.at) - one.started_at)}, begun ${seconds(Math.max(0, told.at - one.started_at))} ago`, h("small", {}, [`${one.host} ${one.pid}`, one.error].filter(Boolean).join(" · "))))),
-        .../** @type {const} */ (["payload", "outcome"]).flatMap((name) => told[name] ? [h("h3", {}, name), h("pre", { tabindex: "0" }, told[name])] : [])];
+      const facts = [["state", job.state + (job.why ? `: ${job.why}` : "") + (job.until === null ? "" : `, ${seconds(Math.max(0, job.until - job.at))} more`)], ["lane", job.lane],
+        ["session", job.session ?? "none"], ["attempts", `${job.attempt}${job.crashes ? `, ${job.crashes} crashes` : ""}`]];
+      if (job.error) facts.push(["error", job.error]);
+      if (job.children) facts.push(["children", `${job.children[0]} of ${job.children[1]} ended`]);
+      const dead = job.state === "dead" || job.state === "failed", act = (/** @type {string} */ verb, /** @type {string} */ text) =>
+        h("p", { class: "buttons" }, h("button", { type: "button", "data-key": verb, click: () => tell(this, "lanes-act", { do: verb, job: job.id }) }, text));
+      return [h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])), ...job.roots.map((root) => way(root, "stored")), ...spent(job.waits),
+        ...(this.operates && dead ? [act("retry", "Queue again")] : []), ...(this.operates && job.state === "parked" ? [act("promote", "Make it due now")] : []),
+        h("h3", {}, "Attempts"), h("ul", { class: "jobs" }, ...job.history.map((one) => h("li", { class: one.error ? "warning" : "" },
+          `${one.number}: ${one.how ?? "runs"} after ${seconds((one.ended_at ?? job.at) - one.started_at)}, begun ${seconds(Math.max(0, job.at - one.started_at))} ago`, h("small", {}, [`${one.host} ${one.pid}`, one.error].filter(Boolean).join(" · "))))),
+        .../** @type {const} */ (["payload", "outcome"]).flatMap((name) => job[name] ? [h("h3", {}, name), h("pre", { tabindex: "0" }, job[name])] : [])];
     });
   }
 
@@ -92,29 +92,29 @@ class Story extends Panel {
   /** Whoever has chosen reads on here. */
   enter() { this.querySelector("h2")?.focus(); }
 
-  /** @param {Told} told @returns {[string, ...(string | Node)[]][]} */
-  #facts(told) {
+  /** @param {JobFacts} job @returns {[string, ...(string | Node)[]][]} */
+  #facts(job) {
     /** @type {[string, ...(string | Node)[]][]} */
-    const facts = [["state", `${lasted(told, told.at)}${told.state === "running" ? `, slot ${told.slot ?? "none"}` : ""}`],
-      ["lane", to("lane", told.label, told.lane)]];
-    if (told.place !== null) facts.push(["place", `${told.place} of ${told.line}`]);
-    else if (told.state === "waiting") facts.push(["place", told.session === null ? "not due yet, or far behind" : "in its session"]);
-    facts.push(["from", told.session === null ? "no session" : to("session", told.session, told.session),
-      told.priority === undefined ? "" : ` · owner ${told.owner ?? "none"} · priority ${told.priority}`]);
-    if (told.parent) facts.push(["parent", to("job", told.parent.id, called(told.parent))]);
-    if (told.children) facts.push(["children", `${told.children[0]} of ${told.children[1]} ended`]);
+    const facts = [["state", `${lasted(job, job.at)}${job.state === "running" ? `, slot ${job.slot ?? "none"}` : ""}`],
+      ["lane", to("lane", job.label, job.lane)]];
+    if (job.place !== null) facts.push(["place", `${job.place} of ${job.line}`]);
+    else if (job.state === "waiting") facts.push(["place", job.session === null ? "not due yet, or far behind" : "in its session"]);
+    facts.push(["from", job.session === null ? "no session" : to("session", job.session, job.session),
+      job.priority === undefined ? "" : ` · owner ${job.owner ?? "none"} · priority ${job.priority}`]);
+    if (job.parent) facts.push(["parent", to("job", job.parent.id, called(job.parent))]);
+    if (job.children) facts.push(["children", `${job.children[0]} of ${job.children[1]} ended`]);
     return facts;
   }
 
-  /** @param {Told} told */
-  #buttons(told) {
+  /** @param {JobFacts} job */
+  #buttons(job) {
     const act = (/** @type {string} */ key, /** @type {string} */ text, /** @type {object} */ action, danger = false) =>
       h("button", { type: "button", "data-key": key, class: danger ? "danger" : "", click: () => tell(this, "lanes-act", action) }, text);
-    const buttons = told.state === "waiting"
-      ? [act("up", "Priority +1", { do: "priority", job: told.id, value: (told.priority ?? 0) + 1 }),
-        act("down", "Priority −1", { do: "priority", job: told.id, value: (told.priority ?? 0) - 1 })] : [];
-    buttons.push(act("cancel", "Cancel job…", { do: "cancel", job: told.id, seen: told.state,
-      ask: `Cancel job ${told.id} ${told.name}, which is ${told.state}? This cannot be undone.` }, true));
+    const buttons = job.state === "waiting"
+      ? [act("up", "Priority +1", { do: "priority", job: job.id, value: (job.priority ?? 0) + 1 }),
+        act("down", "Priority −1", { do: "priority", job: job.id, value: (job.priority ?? 0) - 1 })] : [];
+    buttons.push(act("cancel", "Cancel job…", { do: "cancel", job: job.id, seen: job.state,
+      ask: `Cancel job ${job.id} ${job.name}, which is ${job.state}? This cannot be undone.` }, true));
     return h("p", { class: "buttons" }, ...buttons);
   }
 }

@@ -59,7 +59,7 @@ export function clock(wall) {
   return new Date(wall * 1000).toLocaleTimeString("en-GB");
 }
 
-/** What was told with an event. @param {Event} event */
+/** What an event carries. @param {Event} event */
 export const detail = (event) => /** @type {CustomEvent} */ (event).detail;
 
 /** @param {EventTarget} from @param {string} name @param {unknown} detail */

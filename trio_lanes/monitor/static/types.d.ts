@@ -43,7 +43,7 @@ export type View = {at: number, error?: string, health: Problem[], unseen: numbe
   full_at: number | null}[], waiting: number, waiters: Asked[]}[],
   paused: Record<string, number | null>, schedules: {name: string, next: number | null, last: number | null, skipped: number}[]};
 export type Root = {job: number, chain: [number, string][], text: string, jobs: number[], advice: string | null};
-export type ToldOfStore = Stored & {at: number, roots: Root[], children: [number, number] | null, waits: Record<string, number>, payload?: string | null, outcome?: string | null,
+export type StoredFacts = Stored & {at: number, roots: Root[], children: [number, number] | null, waits: Record<string, number>, payload?: string | null, outcome?: string | null,
   history: {number: number, how: string | null, host: string, pid: number, error: string | null, started_at: number, ended_at: number | null}[]};
-export type Told = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
+export type JobFacts = Job & {owner: string | null, parent: Job | null, at: number, place: number | null,
   line?: number, waits?: Record<string, number>, roots: Root[], children: [number, number] | null};
