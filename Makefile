@@ -10,6 +10,10 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Where this is set, each program that a test starts compiles the library anew (1.3 s of a core), and
+# each worker all tests (27 s).
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: $(VENV) demo gateway node-modules test test-fast test-lowest chaos check dist docs bench clean
 

@@ -17,14 +17,9 @@ import pytest
 import trio
 import uvicorn
 from agents import Agent, OpenAIResponsesModel, Runner, set_tracing_disabled
-from aiogram import Bot
-from aiogram.client.session.aiohttp import AiohttpSession
-from aiogram.client.telegram import TelegramAPIServer
-from aiogram.webhook.aiohttp_server import SimpleRequestHandler
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from examples.asyncio_bot import in_lanes
 from examples.fastapi_app import app as fastapi_app
 from tests.examples.gateway.gateways import gateway
 from tests.support.programs import PATIENCE, ROOT, Program, running
@@ -244,6 +239,14 @@ async def listening(*routes: web.RouteDef) -> AsyncIterator[str]:
 
 
 def test_a_bot_answers_each_chat_in_order_and_never_more_than_four_at_once() -> None:
+    # here, since each worker would take ten seconds to collect them
+    from aiogram import Bot
+    from aiogram.client.session.aiohttp import AiohttpSession
+    from aiogram.client.telegram import TelegramAPIServer
+    from aiogram.webhook.aiohttp_server import SimpleRequestHandler
+
+    from examples.asyncio_bot import in_lanes
+
     sent: list[tuple[int, str]] = []
 
     async def send_message(request: web.Request) -> web.Response:
