@@ -6,7 +6,7 @@ import os
 
 TIMES = float(os.environ.get("CHAOS", "1"))
 THOROUGH = os.environ.get("THOROUGH", "") not in ("", "0")
-"""Whether tests with the mark `thorough` are run: by `make chaos`, and by `.ci/run` as it says."""
+"""Whether tests with the mark `thorough` are run: by `make chaos`, and by a job of the workflow."""
 
 
 def examples(usual: int) -> int:
