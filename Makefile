@@ -129,7 +129,7 @@ chaos: $(call set,test)
 		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) CUTS=$(CUTS) \
 		KILLS_GATEWAY=$(KILLS_GATEWAY) \
 		$(BIN)/pytest -rP -o faulthandler_timeout=0 tests/model $(CHAOTIC) $(ARGS)
-	THOROUGH=1 $(BIN)/pytest $(PARALLEL) -m thorough $(addprefix --ignore=,$(filter-out %::%,$(CHAOTIC))) $(ARGS)
+	THOROUGH=1 $(BIN)/pytest $(PARALLEL) -m thorough $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether
 # there is a newer pyright, unless told not to.
