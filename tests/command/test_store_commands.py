@@ -111,6 +111,11 @@ def test_status_shows_lanes_and_that_there_is_no_worker(shop: Shop) -> None:
     assert told["lanes"]["main"]["concurrency"] == 2
     assert told["lanes"]["main"]["max_waiting"] is None  # no limit
     assert told["instances"] == []
+    shop.kill("b", "c")
+    shop.lanes(lambda lanes: lanes.clear("cron"))
+    _, out, _ = shop.say("status")
+    assert "ended in cron: 1 cancelled\nended in main: 2 dead" in out
+    assert shop.ask("status")["ended"]["cron"] == {"cancelled": 1}
 
 
 def test_health_is_an_exit_code_for_probes(shop: Shop) -> None:

@@ -79,6 +79,7 @@ async def test_the_page_tells_of_instances_retries_and_dead_letters_by_error(
         assert (group["handler"], group["error"], group["count"]) == ("fail", "ValueError", 3)
         assert group["example"] == "ValueError: no 0"
         assert told["more_dead"] == 0
+        assert told["ended"] == {"free": {"dead": 3}}
         parked, queued = told["jobs"]
         assert (parked["id"], parked["why"], parked["attempt"]) == (retried.id, "retry", 0)
         assert (queued["id"], queued["session"], queued["until"]) == (waiting.id, "ben", None)

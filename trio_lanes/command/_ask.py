@@ -66,6 +66,7 @@ async def status(lanes: DurableLanes) -> Answer:
     document = {
         **{what: getattr(now, what) for what in counts},
         "sessions": now.sessions,
+        "ended": now.ended,
         "store": now.store,
         "lanes": now.lanes,
         "templates": {name: one.concurrency for name, one in templates.items()},
@@ -97,6 +98,10 @@ async def status(lanes: DurableLanes) -> Answer:
         *(template(name, one) for name, one in templates.items()),
         *([groups_table(groups)] if groups else []),
         f"{sessions} with queued jobs",
+        *(
+            f"ended in {name}: {', '.join(f'{n:,} {state}' for state, n in ends.items())}"
+            for name, ends in now.ended.items()
+        ),
         *(
             f"session:{session} is paused until {'it is resumed' if when is None else moment(when)}"
             for session, when in now.paused.items()

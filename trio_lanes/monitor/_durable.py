@@ -77,6 +77,7 @@ class Durable:
             **verdict(problems),
             "totals": shown(now, *JOB_COUNTS),
             "lanes": shown(now.lanes),
+            "ended": shown(now.ended),
             "instances": shown(instances),
             "dead": [
                 {

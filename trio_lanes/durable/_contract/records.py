@@ -587,6 +587,13 @@ class DurableStatistics:
     """The locks that are held or waited for: the 100 for which most requests wait."""
     quotas: tuple[QuotaStatistics, ...] = ()
     """The first 100 quotas, or the one that was asked for."""
+    ended: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict)
+    """By lane, how many jobs have ended, ever, by the value of the state in which they ended.
+
+    All lanes of a template are counted together, under its name. A job that died, was requeued and
+    then succeeded counts as ``dead`` and as ``succeeded``. Nothing takes an end away: neither
+    ``purge``, nor that the store forgets the job, nor the removal of its lane.
+    """
 
 
 @final

@@ -38,6 +38,7 @@ class MemoryTables(RemembersAnswers, Settings):
         self._marks: Final[defaultdict[str, deque[Mark]]] = defaultdict(deque)
         # {meter with marks: when it is replenished}
         self._refilled_at: Final[dict[str, float]] = {}
+        self._ends: Final = Counter[tuple[str, str]]()
         self._number = 0
         self._identity: Final = uuid.uuid4().hex
         self.ahead = 0.0  # seconds by which the store's time is ahead of Trio's clock
@@ -255,6 +256,12 @@ class MemoryTables(RemembersAnswers, Settings):
         for job in self._in(*COUNTED):
             counts[job.lane, job.state.value, job.name] += 1
         return Counts(counts.items())
+
+    def count_end(self, label: str, state: DurableState) -> None:
+        self._ends[label, state.value] += 1
+
+    def ends(self) -> Iterable[tuple[str, str, int]]:
+        return [(*end, number) for end, number in self._ends.items()]
 
     def sessions(self) -> int:
         return len({job.session for job in self._jobs.values() if job.place is not None})

@@ -391,6 +391,7 @@ class Engine(Queues):
         job.error = type(refused).__name__
         job.outcome = json.dumps({"type": job.error, "message": str(refused), "traceback": ""})
         self.tables.insert(job)
+        self._count_end(job, DEAD)
 
     # ---- working
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import attrs
 
-from ..._config.names import is_template, template_of
+from ..._config.names import TEMPLATE_MARK, template_of
 from .._contract.records import LaneLimit
 
 
 def label_of(lanes: Mapping[str, LaneLimit], name: str) -> str | None:
     """Return the lane or template whose limits a lane has; None: the lane does not exist."""
-    if is_template(name):
+    if name.endswith(TEMPLATE_MARK):  # no call
         return None
     own = lanes.get(name)
     return name if own is not None and not own.pause_only else template_of(name, lanes)

@@ -31,6 +31,7 @@ from .._contract.state import (
 from . import fair
 from .history import ended, error_type, in_one_line
 from .job_record import HOLDS_SLOT, LENT_SLOT, ON_LIST, SESSION_PAUSED, JobRecord
+from .lane_limits import label_of
 from .tables import INSTANCES, LIMITS, PAUSES, RULES, Tables
 
 MAX_PROMOTED: Final = 1_000
@@ -141,6 +142,11 @@ class Queues:
         history = ended(job.history, how, self.now, failure)
         self.advance(job, state, history=history, **changes)
 
+    def _count_end(self, job: JobRecord, state: DurableState) -> None:
+        """Count an end of a job under its lane, or under the template of that."""
+        label = label_of(self.tables.of(LIMITS), job.lane)
+        self.tables.count_end(label or job.lane, state)
+
     def end(self, job: JobRecord, state: DurableState, outcome: str, *, attempt: int = 0) -> None:
         """End a job, and count ``attempt`` (0 or 1); the store keeps it for ``result_ttl``."""
         changes: dict[str, object] = {}
@@ -170,6 +176,7 @@ class Queues:
             outcome=outcome,
             **changes,
         )
+        self._count_end(job, state)
         self.news.append((job.id, Ended(state, outcome)))
         self.list_next_head(job.session)
 
@@ -187,6 +194,7 @@ class Queues:
             error=error_type(error),
             coalesce=None,
         )
+        self._count_end(job, DEAD)
         self.news.append((job.id, Ended(DEAD, error)))
         self.list_next_head(job.session)
 

@@ -15,6 +15,7 @@ import attrs
 from ... import RateLimit
 from ..._limits.meters import Marks
 from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
+from .._contract.state import DurableState
 from .._options.schedule import DurableSchedule
 from .counts import Counts
 from .job_record import JobRecord
@@ -218,6 +219,12 @@ class Tables(Protocol):
     # ---- sums
     def counts(self) -> Counts:
         """Return how many jobs have not ended; the numbers may follow, as `runs` does."""
+
+    def count_end(self, label: str, state: DurableState) -> None:
+        """Count an end of a job, of a lane or template; no later change takes it away."""
+
+    def ends(self) -> Iterable[tuple[str, str, int]]:
+        """Return (lane or template, state, how many times a job of it has ended so)."""
 
     def sessions(self) -> int:
         """Return how many sessions have a queued job."""

@@ -52,6 +52,7 @@ class Cache:
       runs: the running jobs.
       counts: how many jobs there are, by lane, state and handler's name. Call `count` before.
       uncounted: {the same: the difference of this number from that in the table}. The same holds.
+        It has ends of jobs, too, under the state with a plus, and no name.
       parked_until: the first time at which a parked job is due or a job expires, or an earlier
         one.
       kept_until: the first time at which an ended job is forgotten, or an earlier one.

@@ -80,7 +80,7 @@ KEYED: Final = {
         " data text NOT NULL",
         "[list], number",
     ),
-    "counts": (  # of jobs that have not ended
+    "counts": (  # of jobs that have not ended; of ends: +state, no name, the lane or its template
         "lane text NOT NULL, state text NOT NULL, name text NOT NULL, n bigint NOT NULL",
         "[lane], state, [name]",
     ),

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 from .._contract.records import Selection
-from .._contract.state import DEAD_LETTERS, ENDED
+from .._contract.state import DEAD_LETTERS, ENDED, DurableState
 from .._rules.counts import COUNTED, Counts, Key
 from .._rules.job_record import JobRecord
 from .._rules.running import Running
@@ -39,7 +39,7 @@ LEAST_PLACE: Final = -(2**63)
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
 SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR crashed_with > 0)"
 """The runs of which `Running` needs the records."""
-COUNTS: Final = "SELECT lane, state, name, n FROM main.counts WHERE n <> 0"
+COUNTS: Final = f"SELECT lane, state, name, n FROM main.counts WHERE n <> 0 AND {LIVE}"
 DUE: Final = (
     "SELECT min(due) FROM"
     " (SELECT min(due) AS due FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
@@ -376,6 +376,15 @@ class SqlTables(SmallTables):
             counts = self._cache.counts = Counts(self._live_counts().items())
         return counts
 
+    def count_end(self, label: str, state: DurableState) -> None:
+        key, uncounted = (label, f"+{state.value}", ""), self._cache.uncounted
+        uncounted[key] = uncounted.get(key, 0) + 1
+
+    def ends(self) -> Iterable[tuple[str, str, int]]:
+        self._flush_counts()
+        statement = f"SELECT lane, substr(state, 2), n FROM main.counts WHERE NOT {LIVE}"
+        return self._execute(statement).fetchall()
+
     def sessions(self) -> int:
         self._rows.flush()
         statement = "SELECT count(DISTINCT session) FROM main.jobs WHERE place IS NOT NULL"
@@ -412,7 +421,7 @@ class SqlTables(SmallTables):
         self._cache.counts = Counts(true.items())
         self._cache.uncounted.update(true)
         self._small_writes += 1
-        self._execute("DELETE FROM main.counts")
+        self._execute(f"DELETE FROM main.counts WHERE {LIVE}")
         return True
 
     def _true_counts(self) -> dict[Key, int]:

@@ -442,6 +442,7 @@ def _statistics(text: str) -> DurableStatistics:
         a_time(data["now"]),
         _by_name(LaneLimit, data["lanes"]),
         [(lane, state, name, int(number)) for state, lane, name, number in data["counts"]],
+        [(*end.split(":", 1)[::-1], int(number)) for end, number in pairs_of(data["ends"])],
         data["handled"],
         {lane: int(number) for lane, number in data["sessions_of_lanes"].items()},
         {session: a_time(until) for session, until in pairs_of(data["pauses"])},

@@ -184,6 +184,7 @@ class AllStatistics(Question[DurableStatistics], long=True):
             now,
             tables.of(LIMITS),
             counts,
+            tables.ends(),
             {name for info in tables.of(INSTANCES).values() for name in info.names},
             tables.sessions_of_lanes(),
             tables.of(PAUSES),
@@ -273,6 +274,7 @@ def statistics_of(
     now: float,
     lanes: Mapping[str, LaneLimit],
     counts: Iterable[tuple[str, str, str, int]],
+    ends: Iterable[tuple[str, str, int]],
     handled: Collection[str],
     sessions_of_lanes: Mapping[str, int],
     pauses: Mapping[str, float],
@@ -287,6 +289,7 @@ def statistics_of(
     Args:
       lanes: the limits of lanes and templates, and the pauses of lanes of templates.
       counts: (lane, state, handler's name, how many jobs).
+      ends: (lane or template, state, how many times a job of it has ended so).
       handled: the names of handlers of which an instance lives.
       requests: all, in order.
     """
@@ -295,6 +298,9 @@ def statistics_of(
         sums[lane][state] += count
         if state in (WAITING.value, PARKED.value) and name not in handled:
             sums[lane]["unhandled"] += count
+    ended: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for label, state, number in sorted(ends):
+        ended[label][state] = number
     by_lane = {
         name: DurableLaneStatistics(
             **{field: sums[name][field] for field in _SUMS},
@@ -313,6 +319,7 @@ def statistics_of(
         paused=_paused_of(pauses, now),
         locks=_locks_of(requests),
         quotas=_quotas_of(levels, requests),
+        ended=dict(ended),
     )
 
 

@@ -515,6 +515,33 @@ class ControlStories(Bench):
             assert (await lanes.check()).problems == ()
             assert (await lanes.check(repair=True)).problems == ()
 
+    async def test_ends_are_counted_by_lane_or_template_and_nothing_takes_them_away(self) -> None:
+        limits = {"main": 4, "tenant:*": 1}
+        rules: Any = {"retry": ONCE, "result_ttl": 50.0, "handlers": failing(self)}
+        async with self.instance(lanes=limits, **rules) as lanes:
+            assert (await lanes.statistics()).ended == {}
+            dead = await self.submitted("bad")
+            assert await lanes.requeue(dead.id) == 1
+            await self.settle()
+            assert await lanes.purge(dead.id) == 1
+            await self.submitted("echo")
+            await self.submitted("refused")
+            for tenant in "ab":
+                await self.submitted("gate", "g", lane=f"tenant:{tenant}", session="g")
+            await lanes.submit("echo", lane="tenant:a", expires=1.0)
+            await self.advance(1.1)
+            assert await lanes.clear("tenant:*") == 1
+            self.open("g")
+            await self.settle()
+            main = {"dead": 2, "failed": 1, "succeeded": 1}
+            ended = {"main": main, "tenant:*": {"cancelled": 1, "expired": 1, "succeeded": 1}}
+            assert (await lanes.statistics()).ended == ended
+            await self.advance(60)  # the store forgets the jobs
+            await self.submitted("echo")
+            assert (await lanes.check(repair=True)).problems == ()
+            main["succeeded"] += 1
+            assert (await lanes.statistics()).ended == ended
+
     async def test_statistics_name_the_paused_sessions(self) -> None:
         async with self.instance() as lanes, self.instance(worker=False) as asking:
             assert (await asking.statistics()).paused == {}

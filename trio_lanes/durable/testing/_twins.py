@@ -322,7 +322,7 @@ class _TwinLife:
             "running": [
                 twin.status(await look(inspection.RunningIn(session))) for session in TWIN_SESSIONS
             ],
-            "statistics": (sums.lanes, sums.sessions),
+            "statistics": (sums.lanes, sums.sessions, sums.ended),
             "check": (await look(inspection.Check())).problems,
         }
 

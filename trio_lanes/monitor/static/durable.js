@@ -14,7 +14,7 @@ class Durable extends Panel {
   }
 
   /** @param {View} view */
-  #parts({ at, health, unseen, lanes, instances, locks, quotas, paused, schedules, dead, more_dead: more, totals, jobs }) {
+  #parts({ at, health, unseen, lanes, ended, instances, locks, quotas, paused, schedules, dead, more_dead: more, totals, jobs }) {
     const places = new Map(instances.map((one) => [one.id, `${one.host} ${one.pid}`]));
     const left = (/** @type {number | null} */ until, /** @type {string} */ before, after = "") => until === null ? "" : before + seconds(Math.max(0, until - at)) + after;
     const listed = (/** @type {string} */ title, /** @type {(Node | string)[][]} */ lines) => lines.length ? [h("h3", {}, title), h("ul", { class: "notes" }, ...lines.map((line) => h("li", {}, ...line)))] : [];
@@ -31,6 +31,7 @@ class Durable extends Panel {
           `${lane.running} of ${limit(lane.concurrency)}`, `${lane.waiting}`, `${lane.parked}`, `${lane.dead}`])),
       table("Instances", ["instance", "running", "by lane", "since"], instances.map((one) =>
         [`${one.host} ${one.pid}`, `${one.running}`, Object.entries(one.lanes).sort().map(([name, runs]) => `${name} ${runs}`).join(" · ") || "–", seconds(at - one.since)])),
+      ...listed("Ended jobs", Object.entries(ended).map(([name, ends]) => [`${name}: ` + Object.entries(ends).map(([state, count]) => `${count} ${state}`).join(" · ")])),
       ...listed("Locks", locks.map((lock) => [`${lock.key}: held by `, ...asked(lock.holders, lock.holding), ...waiting(lock)])),
       ...listed("Quotas", quotas.map((quota) => [`${quota.name}: ` + quota.levels.map(({ used, limit: most, full_at: full }) =>
         `${used} of ${most.limit} ${most.unit} ${typeof most.per === "string" ? `a ${most.per} in ${most.timezone}` : `in ${seconds(most.per)}`} used` + left(full, ", replenished in ")).join("; "), ...waiting(quota)])),

@@ -35,7 +35,7 @@ export type Stored = {id: number, name: string, session: string | null, lane: st
 export type Asked = {job: number | null, instance: string, since: number};
 export type View = {at: number, error?: string, health: Problem[], unseen: number, totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: Record<string, {waiting: number, parked: number, running: number, dead: number,
-  unhandled: number, concurrency: number | null, paused: boolean}>,
+  unhandled: number, concurrency: number | null, paused: boolean}>, ended: Record<string, Record<string, number>>,
   instances: {id: string, host: string, pid: number, since: number, running: number, names: string[], lanes: Record<string, number>}[],
   dead: {handler: string, error: string, count: number, example: string}[],
   locks: {key: string, holding: number, waiting: number, holders: Asked[], waiters: Asked[]}[],

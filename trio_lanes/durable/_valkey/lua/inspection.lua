@@ -113,7 +113,7 @@ function READS.all_statistics(quota)
   end
   return { 0, json({
     store = call('HGET', META, 'identity'), sessions = call('HGET', META, 'sessions') or 0, now = now,
-    counts = counts, lanes = lanes(), sessions_of_lanes = by_lane, handled = handled,
+    counts = counts, ends = call('HGETALL', ROOT .. 'ends'), lanes = lanes(), sessions_of_lanes = by_lane, handled = handled,
     pauses = call('ZRANGE', ROOT .. 'pauses', 0, -1, 'WITHSCORES'), requests = requests,
     quotas = lines.quotas(given(quota)),
   }) }

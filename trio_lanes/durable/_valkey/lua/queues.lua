@@ -81,6 +81,11 @@ local function leave(job, how, failure)
   ended(job, how, failure)
 end
 
+-- Count an end of a job under its lane, or under the template of that; nothing takes it away.
+local function count_end(job)
+  count(ROOT .. 'ends', job.state .. ':' .. (label_of(lanes(), job.lane) or job.lane), 1)
+end
+
 -- `failure`: of a run that failed, {the type of its error, the error in one line}.
 local function end_job(job, state, outcome, attempt, failure)
   if job.party then
@@ -89,6 +94,7 @@ local function end_job(job, state, outcome, attempt, failure)
     leave(job, state, failure and failure[2])
   end
   job.state = state
+  count_end(job)
   job.attempts = (job.attempts or 0) + (attempt or 0)
   job.place, job.ready, job.shelf, job.why = nil, nil, nil, nil
   job.expires, job.coalesce = nil, nil
@@ -112,6 +118,7 @@ end
 local function mark_dead(job, outcome, attempt, failure, how)
   leave(job, how or 'dead', failure[2])
   job.state = 'dead'
+  count_end(job)
   job.attempts = (job.attempts or 0) + attempt
   if not (rules().hold and job.session) then
     job.place = nil

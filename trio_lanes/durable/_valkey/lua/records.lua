@@ -26,7 +26,8 @@
 --   r:, ph:, pb:                ready jobs, by ready number (see ready)
 --
 -- The hashes n and sl:<lane> count jobs by lane, state and name, and the queued jobs of a lane by
--- session; a field of META counts the sessions with queued jobs. Only statistics read them.
+-- session; the hash ends counts the ends of jobs by state, and lane or template; a field of META counts the
+-- sessions with queued jobs. Only statistics read them.
 --
 -- Changes of jobs are written together: at the end of the call, or before a function reads an index, with
 -- `ask`. So the runs that a call ends leave run:<instance> by one command.
