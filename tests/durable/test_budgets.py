@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
-from trio_lanes import RateLimit, aio
+from trio_lanes import LaneInstrument, RateLimit, aio
 from trio_lanes.durable import BudgetSpentError, MemoryStore, SqliteStore, open_durable_lanes
 
 QUOTAS = {"tenant:*": RateLimit(90, per=1e5, unit="tokens", algorithm="sliding")}
@@ -17,15 +18,52 @@ STEP = 10
 """Instructions of SQLite's machine between two counts."""
 
 
+class Low(LaneInstrument):
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str]] = []
+
+    def quota_low(self, quota: str, unit: str) -> None:
+        self.found.append((quota, unit))
+        if quota == "tenant:bad":
+            raise ValueError
+
+
 @pytest.mark.asyncio_only
 async def test_a_quota_has_its_verbs_through_the_door_for_asyncio() -> None:
-    async with aio.open_durable_lanes(MemoryStore(), {}, quotas=QUOTAS) as lanes:
+    low = Low()
+    options: Any = {"quotas": QUOTAS, "instruments": [low]}
+    async with aio.open_durable_lanes(MemoryStore(), {}, **options) as lanes:
         quota = lanes.quota("tenant:1")
         spent = await asyncio.create_task(quota.spend(tokens=80))
         with pytest.raises(BudgetSpentError) as refused:
             await quota.spend(tokens=20, wait=False)
         await spent.settle(tokens=70)
         assert (refused.value.left, await quota.left()) == ({"tokens": 10}, {"tokens": 20})
+    assert low.found == [("tenant:1", "tokens")]
+
+
+async def test_an_instrument_hears_once_in_a_window_that_80_percent_of_a_quota_are_used(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, low, other = MemoryStore(), Low(), Low()
+    async with (
+        open_durable_lanes(store, {}, quotas=QUOTAS, instruments=[low]) as lanes,
+        open_durable_lanes(store.another(), {}, quotas=QUOTAS, instruments=[other]) as others,
+    ):
+        spent = await lanes.quota("tenant:1").spend(tokens=50)
+        await others.quota("tenant:2").spend(tokens=50)
+        assert low.found == other.found == []
+        await spent.settle(tokens=72)
+        await others.quota("tenant:1").spend(tokens=5)
+        assert (low.found, other.found) == ([("tenant:1", "tokens")], [])
+        await trio.sleep(1e5 + 1)
+        await others.quota("tenant:1").spend(tokens=80)
+        assert (len(low.found), other.found) == (1, [("tenant:1", "tokens")])
+        await lanes.quota("tenant:bad").spend(tokens=80)
+        await lanes.quota("tenant:3").spend(tokens=80)
+        assert low.found[1:] == [("tenant:bad", "tokens")]  # it has raised, and is removed
+    said = [one.getMessage() for one in caplog.records if "80 %" in one.getMessage()]
+    assert len(said) == 4
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ MAX_LINES = {
     # 135 of them: where waits went; 15 are for bodies that run outside of Trio; 40 are weights; 75
     # are for submissions that become one job
     "_actors": 3_610,
-    "_observe": 725,  # 40 of them: overdue bodies without an instrument; 50: what is wrong
+    "_observe": 730,  # 40 of them: overdue bodies without an instrument; 50: what is wrong
     # all that waits for lanes, 250 lines of which stood in _lifecycle, 290 for root causes, 130 for
     # where waits went, 25 of them so that they are added up when they are read; 15 for code outside
     # of Trio
@@ -40,7 +40,7 @@ MAX_LINES = {
     "_lifecycle": 440,
     # 80 of the public doors end and refuse the waits of threads for room; 12 list the longest
     # waits; 20 hand the handle of `run` over; 30 are for submissions that become one job
-    ".": 3_280,
+    ".": 3_285,
     # At most 900 are code (tests/aio/test_size.py). 150 are the loop that waits for Trio in the
     # place of its thread, and the ends of a loop; 150 the doors of durable lanes; 75 the page
     "aio": 1_305,
@@ -53,7 +53,7 @@ MAX_LINES = {
     "durable/_contract": 1_530,
     # 250 of them find the root of a wait, which no store has a rule for; 180 say what is wrong,
     # what failed, and what was looked at
-    "durable/_lanes": 2_235,
+    "durable/_lanes": 2_245,
     "durable/_memory": 405,
     "durable/_options": 805,
     "durable/_postgres": 1_640,
@@ -82,7 +82,7 @@ MAX_LINES = {
     # 400 of them are the search, what ended, the last hour, and jobs of a store, and of the
     # elements 180: their panel, the hour, addresses, and the time line by keyboard; 60 and 40: the
     # root of each lane's longest wait in its row, and what has ended in a store
-    "monitor": 2_230,
+    "monitor": 2_235,
     "monitor/static": 1_390,
     # 145 of them: health, failures, and roots of waits, also of a page; 145: schedules, budgets,
     # weights

@@ -156,6 +156,12 @@ class Requests:
                 self._do_later(release)
         return ()
 
+    def tell_low(self, quota: str, unit: str) -> None:
+        """Call the hook of the instruments."""
+        assert self._worker.core is not None
+        hooks = self._worker.core._scheduler.hooks
+        hooks.call(hooks.quota_low, quota, unit)
+
     def _do_later(self, act: Callable[[], Awaitable[object]]) -> None:
         self._later.append(act)
         self._more.set()
@@ -267,6 +273,8 @@ class Quota:
     def _warn(self, low: Sequence[str]) -> None:
         for unit in low:
             logger.warning("80 %% of the %s of the quota %r are used", unit, self.name)
+            assert self._requests is not None
+            self._requests.tell_low(self.name, unit)
 
     def _checked(self, amounts: Costs) -> dict[str, int | Decimal]:
         for unit, amount in amounts.items():
