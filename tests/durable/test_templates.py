@@ -110,10 +110,12 @@ async def test_a_file_forgets_lanes_without_jobs(tmp_path: Path, autojump_clock:
     async with opened(file):
         await store.join()
         await run_all(store)
-        assert ask("SELECT DISTINCT lane FROM counts") == {"main", "tenant:a", "tenant:b c"}
+        kept = {"main", "tenant:*"}  # of these the ends are counted
+        lanes = ask("SELECT DISTINCT lane FROM counts")
+        assert lanes == kept | {"tenant:a", "tenant:b c"}
         assert len(ask("SELECT meter FROM marks")) == 6
         await forget(store)
-        assert ask("SELECT lane FROM counts") == set()
+        assert ask("SELECT lane FROM counts") == kept
         assert ask("SELECT meter FROM marks") == set()
         assert (
             ask("SELECT name FROM settings WHERE kind = 'turn' AND name LIKE 'passed%tenant%'")

@@ -794,16 +794,21 @@ class Explorer:
         begun = second["state"] != "waiting" or "fence" in second
         wrong(not begun or first["state"] in ENDS.values(), "the second of the session was first")
         counts: dict[str, str] = {}
+        ends: dict[str, str] = {}
         sessions: set[str] = set()
         for job in jobs:
             if job["state"] not in ENDS.values():
                 field = f"{job['state']}:4:main:echo"
                 counts[field] = str(int(counts.get(field, "0")) + 1)
+            else:
+                field = f"{job['state']}:main"
+                ends[field] = str(int(ends.get(field, "0")) + 1)
             if "place" in job:
                 sessions.add(job["session"])
             crashed = [run for run in job.get("runs", ()) if run[6] == "crashed"]
             wrong(job.get("crashes", 0) == len(crashed), "crashes and history differ")
         wrong(state.keys.get(f"{ROOT}n", {}) == counts, "the counts of jobs are wrong")
+        wrong(state.keys.get(f"{ROOT}ends", {}) == ends, "the counts of ends are wrong")
         counted = int(state.keys[f"{ROOT}meta"].get("sessions", "0"))
         wrong(counted == len(sessions), "the number of sessions is wrong")
         for worker in state.workers:
