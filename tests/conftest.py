@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if IN_CI and item.get_closest_marker("real_processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
         # What a model reaches by chance is no line that a test is about, nor is what a test reaches
-        # that counts over thousands of jobs; and measuring is dear: it makes these four times slower.
+        # that counts over thousands of jobs; and to measure them makes them four times slower.
         if is_model(item) or any(map(item.get_closest_marker, ("slow", "thorough"))):
             item.add_marker(pytest.mark.no_cover)
 
