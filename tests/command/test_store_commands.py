@@ -482,6 +482,7 @@ def test_limits_are_set_made_and_removed(shop: Shop) -> None:
         "rates": [],
         "fair": False,
         "weights": {},
+        "aging": None,
     }
     assert shop.say("limit new 0 --new") == (0, "new runs 0 at once\n", "")
     assert shop.say("limit new --remove") == (0, "removed new\n", "")
@@ -521,6 +522,25 @@ def test_a_lane_is_made_fair_and_its_owners_get_weights(shop: Shop) -> None:
         ("limit main --weight gold=0", "weights['gold'] must be from 1e-06 to 1,000,000, got 0"),
         ("limit main --no-fair --weight gold=1", "--fair and --weight are for lanes"),
         ("limit group:api 3 --new --fair", "--fair and --weight are for lanes"),
+    ):
+        code, _, err = shop.say(command)
+        assert code == 2
+        assert why in err
+
+
+def test_a_lane_gets_an_aging_and_loses_it(shop: Shop) -> None:
+    assert shop.say("limit main --aging 2.5")[1] == "main runs 2 at once, aging 2.5 s\n"
+    assert shop.ask("limit main --fair")["aging"] == 2.5
+    assert shop.say("limit tenant:* 1 --new --aging 9")[1] == "tenant:* runs 1 at once, aging 9 s\n"
+    _, out, _ = shop.say("status")
+    assert "fair, aging 2.5 s" in out
+    assert "tenant:*: each lane runs 1, aging 9 s" in out.splitlines()
+    assert shop.say("limit main --no-fair --aging inf")[1] == "main runs 2 at once, not fair\n"
+    assert shop.say("limit tenant:* --aging inf")[1] == "tenant:* runs 1 at once, no aging\n"
+    for command, why in (
+        ("limit main --aging 0", "aging must be"),
+        ("limit main --aging -2", "aging must be"),
+        ("limit group:api 3 --new --member main --aging 2", "--max-waiting and --aging are for"),
     ):
         code, _, err = shop.say(command)
         assert code == 2
@@ -598,7 +618,7 @@ def test_groups_are_made_changed_and_removed(shop: Shop) -> None:
         ("limit group:api 5 --new", "there is a group 'api' already"),
         ("limit group:none 5", "there is no group 'none'; the groups are: 'api'; --new makes one"),
         ("limit group:new 5 --new", "say which lanes the new group has: --member"),
-        ("limit group:api --max-waiting 5", "--max-waiting is for lanes"),
+        ("limit group:api --max-waiting 5", "--max-waiting and --aging are for lanes"),
         ("limit group:api --member cron", "reserve names 'main', which is no member"),
         (
             "limit group:api --member gone --reserve main=0",

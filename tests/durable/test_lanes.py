@@ -73,7 +73,6 @@ async def echo(payload: Any) -> Any:
         ({"lanes": {"main": -1}}, ValueError),
         ({"lanes": {"session:x": 1}}, ValueError),
         ({"lanes": {"main": LaneConfig(weights={"a\0": 2})}}, ValueError),
-        ({"lanes": {"main": LaneConfig(aging=5)}}, ValueError),
         ({"lanes": {"main": LaneConfig(timeout=5)}}, ValueError),
         ({"lanes": {"main": LaneConfig(queue_timeout=5)}}, ValueError),
         ({"lanes": {"main": LaneConfig(idle_timeout=5)}}, ValueError),

@@ -50,7 +50,7 @@ MAX_LINES = {
     # lanes with weights 650; budgets 500; children of runs 200; decimals and calendars 250.
     "durable": 170,
     "durable/acts": 1_405,  # 20 of them promote a parked job, 10 are runs by lane and live leases
-    "durable/_contract": 1_530,
+    "durable/_contract": 1_540,
     # 250 of them find the root of a wait, which no store has a rule for; 180 say what is wrong,
     # what failed, and what was looked at
     "durable/_lanes": 2_245,
@@ -60,16 +60,16 @@ MAX_LINES = {
     # 100 of them are settings, which each of three tables had; 150 stood in _sql; 30 say who has
     # slots, and how many jobs are before one, and promote one; 35 say where the wait of a job went;
     # 75 are for affinity
-    "durable/_rules": 3_505,
+    "durable/_rules": 3_535,
     "durable/_runs": 1_705,  # 160 of them are handles of jobs, which stood in _lanes
     "durable/_sqlite": 1_255,  # 30 of them look for a time among ids, which count
     "durable/_sql": 1_815,
-    "durable/_valkey": 1_860,
-    "durable/_valkey/lua": 5_120,  # 65 of them are runs by lane; 70 are for affinity
+    "durable/_valkey": 1_865,
+    "durable/_valkey/lua": 5_150,  # 65 of them are runs by lane; 70 are for affinity
     "durable/_wire": 695,
     # 500 of them are incidents, whose roots each store must find; 35 are a rival of each twin;
     # 1,460 are stories of time, doubles and money, and draw them in lives and interleavings
-    "durable/testing": 6_935,
+    "durable/testing": 7_025,
     "instruments": 815,  # 90 of them are overdue bodies, problems, and waits by cause
     "agents": 60,
     "agents/_conversations": 1_665,
@@ -86,7 +86,7 @@ MAX_LINES = {
     "monitor/static": 1_390,
     # 145 of them: health, failures, and roots of waits, also of a page; 145: schedules, budgets,
     # weights
-    "command": 2_875,
+    "command": 2_885,
 }
 """The most lines of Python, Lua, JavaScript and CSS in a folder, without its subfolders."""
 

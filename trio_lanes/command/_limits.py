@@ -41,14 +41,16 @@ def notes(first: str, rates: Sequence[RateLimit]) -> str:
 def template(name: str, limit: LaneLimit) -> str:
     """Describe a template of lanes."""
     most = "" if limit.max_waiting == math.inf else f", {number(limit.max_waiting)} may wait"
-    turns = f", {fairness(limit)}" if limit.fair else ""
-    return notes(f"{name}: each lane runs {number(limit.concurrency)}{most}{turns}", limit.rates)
+    first = f"{name}: each lane runs {number(limit.concurrency)}{most}"
+    return notes(", ".join(filter(None, (first, fairness(limit)))), limit.rates)
 
 
 def fairness(limit: LaneLimit) -> str:
-    """Describe whether owners take turns in a lane, and their weights; "" if they do not."""
+    """Describe whether owners take turns in a lane, their weights, and aging; "" if neither."""
     weights = ", ".join(f"{owner} {weight:g}" for owner, weight in limit.weights.items())
-    return f"fair ({weights})" if weights else "fair" if limit.fair else ""
+    turns = f"fair ({weights})" if weights else "fair" if limit.fair else ""
+    aging = "" if limit.aging == math.inf else f"aging {limit.aging:g} s"
+    return ", ".join(filter(None, (turns, aging)))
 
 
 def groups_table(groups: Mapping[str, GroupLimit]) -> Table:
@@ -138,6 +140,7 @@ async def limit(
     reserve: Sequence[tuple[str, int]],
     fair: bool | None,
     weights: Sequence[tuple[str, float]],
+    aging: float | None,
 ) -> Answer:
     """Set limits of a lane, or of the group group:NAME, on all workers together."""
     is_group = name.startswith(GROUP_PREFIX)
@@ -145,6 +148,7 @@ async def limit(
         "concurrency": concurrency,
         "rate" if is_group else "rates": tuple(rates) if rates or no_rate else None,
         "max_waiting": max_waiting,
+        "aging": aging,
         "members": tuple(members) or None,
         "reserve": {lane: slots for lane, slots in reserve if slots} if reserve else None,
     }
@@ -159,8 +163,8 @@ async def limit(
         raise CommandError("--rate and --no-rate exclude each other")
     try:
         if is_group:
-            if max_waiting is not None:
-                raise CommandError("--max-waiting is for lanes")
+            if max_waiting is not None or aging is not None:
+                raise CommandError("--max-waiting and --aging are for lanes")
             name = name.removeprefix(GROUP_PREFIX)
             return await _limit_group(lanes, name, new, remove, changes)
         if members or reserve:
@@ -196,8 +200,8 @@ async def _limit_lane(
         line += f", {number(now.max_waiting)} may wait"
     if "rates" in changes:
         line += ", " + (notes("", now.rates) or "no rate")
-    if "fair" in changes:
-        line += f", {fairness(now) or 'not fair'}"
+    if changes.keys() & {"fair", "aging"}:
+        line += f", {fairness(now) or ('not fair' if 'fair' in changes else 'no aging')}"
     document = {
         "lane": name,
         "concurrency": now.concurrency,
@@ -206,6 +210,7 @@ async def _limit_lane(
         "rates": now.rates,
         "fair": now.fair,
         "weights": now.weights,
+        "aging": now.aging,
     }
     return Answer(document, [line])
 

@@ -170,6 +170,12 @@ COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
             help="The weight of an owner (or tenant:*, or *) in the fair lane, in place of all "
             "present ones.",
         ),
+        click.Option(
+            ["--aging"],
+            type=float,
+            metavar="S|inf",
+            help="Seconds of waiting that are worth one step of priority.",
+        ),
     ),
     _limits.quota: (
         click.Argument(["name"], required=False, metavar="[NAME]"),

@@ -23,6 +23,9 @@ from ..._config.reasons import REASONS
 from .amounts import Costs, amount_of, counted_in, scale_of
 from .state import DurableState
 
+Seconds: TypeAlias = float
+"""A length of time of which every digit is kept, also where times are whole microseconds."""
+
 # ---- from lanes to a store
 
 
@@ -86,6 +89,11 @@ class LaneLimit:
     """Whether the owners of jobs take turns, inside a priority."""
     weights: Mapping[str, float] = attrs.field(factory=dict)
     """By owner, or template of owners, its weight; 1 unless it is there. Only of a fair lane."""
+    aging: Seconds = math.inf
+    """Seconds of waiting that are worth one step of priority; `math.inf` for none. Each priority
+    counts with the wait of its next job, since its submission or, after a delay or a retry, since
+    it was due. A job that is given back keeps that time; requeued, it counts from its submission.
+    """
 
 
 @final

@@ -81,8 +81,8 @@ def open_durable_lanes(
         limit`` change the limits in the store. With ``worker=False`` the limits are a proposal,
         so that jobs can be submitted before the first worker starts; its limits replace them.
         Of a `LaneConfig`, the store keeps ``concurrency``, ``max_waiting``, ``paused``, ``fair``,
-        ``weights`` and ``rate``, to which each start is charged with the ``cost`` of its job;
-        ``aging`` and ``limiter`` are refused.
+        ``weights``, ``aging`` and ``rate``, to which each start is charged with the ``cost`` of its
+        job; ``limiter`` is refused.
       groups: limits that lanes share, over all instances; only workers write them, as lanes.
       capacity: how many jobs this instance runs at once.
       retry: which failures are retried, and when, unless a job has a policy of its own.

@@ -14,7 +14,6 @@ from .names import checked_name
 from .submission import checked_amount
 
 _NOT_DURABLE: Final[Mapping[str, object]] = {
-    "aging": math.inf,
     "limiter": None,
     "timeout": math.inf,
     "queue_timeout": math.inf,
@@ -52,6 +51,7 @@ def as_config(value: int | float | LaneConfig | LaneLimit) -> int | float | Lane
         rate=value.rates,
         fair=value.fair,
         weights=value.weights,
+        aging=value.aging,
     )
 
 
@@ -79,6 +79,7 @@ def lane_limit(name: str, config: LaneConfig) -> LaneLimit:
         checked_rates(config.rate),
         fair=config.fair,
         weights=config.weights,
+        aging=config.aging,
     )
 
 

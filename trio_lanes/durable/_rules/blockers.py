@@ -102,11 +102,14 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     is_next = True
     if job.ready is not None and job.shelf != SESSION_PAUSED:
         names = {name for info in live for name in info.names}
-        first = LaneTurn(queues, lane, names, FairTurns(tables), budget, 1).first()
+        turn = LaneTurn(queues, lane, names, FairTurns(tables), budget, 1)
+        first = turn.first()
         if first is not None and first.id != job.id:
             is_next = False
-            before = max(1, tables.ready_before(job, PAGE))  # of a fair lane: owners
-            yield DurableBlocker("order", lane, first.id, before=before)
+            ages = limit.aging < math.inf
+            before = turn.before(job, PAGE) if ages else tables.ready_before(job, PAGE)
+            # of a fair lane: owners
+            yield DurableBlocker("order", lane, first.id, before=max(1, before))
     for kind, name in budget.refused_by(lane):
         yield DurableBlocker(kind, name, budget.holder(kind, lane))
     if is_next:

@@ -4,7 +4,8 @@ Theory of operation:
 
 * Lanes take turns, in the order of their names, as far as their budgets allow.
 * In a lane the highest priority is served first, but a lower priority with ready jobs is passed
-  over at most nine times in a row.
+  over at most nine times in a row. In a lane with aging, the first jobs of the priorities compare
+  ``priority + waited / aging`` instead, as in the core, each with its own wait.
 * In a priority the order is that of the ready places. There is a list for each handler's name, and
   an instance merges the fronts of the lists whose handlers it has. So it never reads a job whose
   handler it lacks.
@@ -24,6 +25,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
 from operator import methodcaller
 from typing import Final, final
 
@@ -411,6 +413,7 @@ class LaneTurn:
         # the priority of the last job, to be read when that is claimed
         self._to_read: int | None = None
         lane_limit = budget.limit(lane)
+        self._aging: float = math.inf if lane_limit is None else lane_limit.aging
         for priority in PRIORITIES if waiting else ():
             front: _Front | _FairFront
             if lane_limit is not None and lane_limit.fair:
@@ -445,10 +448,34 @@ class LaneTurn:
         suspect = self._suspect(heads)
         if suspect is not None:
             return suspect
+        if self._aging < math.inf:
+            return min(heads, key=self._rank)  # the higher priority of equal ones
         for head in heads[:0:-1]:  # from the lowest priority up, without the highest
             if self._passed[head.priority] >= PASSED_OVER[head.priority]:
                 return head
         return heads[0]
+
+    def _rank(self, head: JobRecord) -> Fraction:
+        """Return the rank of a priority by its first job: see `_queue.fair`."""
+        waits = head.submitted_at if head.due is None or head.why == "session" else head.due
+        return Fraction(waits) - head.priority * Fraction(self._aging)
+
+    def before(self, job: JobRecord, most: int) -> int:
+        """Return how many jobs go before one that is ready, ``most`` at most; once only.
+
+        Of its own priority they are those that stand before it in the lists.
+        """
+        count = looked = 0
+        while looked < most and job.priority in self._fronts:
+            first = self._choose(self._heads())
+            if first.id == job.id:
+                break
+            looked += 1
+            count += first.priority != job.priority or _ready(first) < _ready(job)
+            front = self._fronts[first.priority]
+            if front.pop(served=False) and not front.read(self._limit):
+                del self._fronts[first.priority]
+        return count
 
     def next(self, isolation: _Isolation, most_bytes: float) -> JobRecord | None:
         """Return the next job of this lane; None: there is none, or it may not start here now."""

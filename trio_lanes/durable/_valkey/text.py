@@ -303,6 +303,8 @@ def _lane(limit: LaneLimit) -> dict[str, Any]:
     if limit.fair:
         weights = {owner: float(limit.weights[owner]) for owner in sorted(limit.weights)}
         asked |= {"fair": True, "weights": to_json(weights), "pulls": weights}
+    if limit.aging < math.inf:
+        asked |= {"aging": repr(limit.aging), "ages": _whole(limit.aging)}
     if limit.paused_until is not None:
         asked["paused_until"] = _whole(limit.paused_until)
     return asked
@@ -409,6 +411,7 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "int | float": _number,
     "float": a_time,
     "float | None": a_time,
+    "Seconds": float,
     "DurableState": DurableState,
     "tuple[str, ...]": tuple,
     "tuple[RateLimit, ...]": rates.from_json,

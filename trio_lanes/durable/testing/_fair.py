@@ -1,7 +1,8 @@
-"""Tests of fair lanes: owners take turns by their weights, as in the core, which is the judge."""
+"""Tests of fair lanes and of aging, in which the order is that of the core, which is the judge."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -37,11 +38,88 @@ class FairStories(Bench):
                     await judged.act()
                     assert judged.durable_begun() == judged.begun, (seed, number)
 
+    async def test_lanes_with_aging_start_jobs_in_the_order_of_the_core(self) -> None:
+        for seed in range(3) if self.virtual else ():
+            config = LaneConfig(concurrency=0, aging=1.0)
+            async with self._judged(Random(seed), config) as judged:
+                for priority in (-1, 0, 1):  # equal, by their waits
+                    await judged.submit(priority)
+                    await self.advance(1.0)
+                for _ in range(10):
+                    await judged.age()
+                    await judged.submit()
+                await judged.configure(concurrency=2)
+                for number in range(30):
+                    await judged.age()
+                    await judged.act()
+                    assert judged.durable_begun() == judged.begun, (seed, number)
+
+    async def test_aging_is_changed_at_once_and_a_wait_says_what_is_before(self) -> None:
+        async with self.instance(lanes={"t:*": LaneConfig(concurrency=0, aging=0.1)}) as lanes:
+            await lanes.pause("t:1")
+            low = await lanes.submit("echo", 0, lane="t:1", priority=-1)
+            await self.advance(0.25)
+            high = [await lanes.submit("echo", n, lane="t:1", priority=1) for n in range(1, 13)]
+            for job, before in ((high[0], 1), (high[-1], 12)):
+                (_, order, _) = await lanes.blocked_by(job.id)
+                assert (order.kind, order.job, order.before) == ("order", low.id, before)
+            limit = (await lanes.limits())["t:*"]
+            for bad in (0, -1.5, math.nan):
+                with self.raises(ValueError) as caught:
+                    await lanes.configure({"t:*": attrs.evolve(limit, aging=bad)})
+                assert "aging" in str(caught[0])
+                assert str(bad) in str(caught[0])
+            assert (await lanes.limits())["t:*"] == limit
+            await lanes.configure({"t:*": attrs.evolve(limit, aging=1000 / 3)})
+            (_, order, _) = await lanes.blocked_by(low.id)
+            assert (order.job, order.before) == (high[0].id, 12)
+            await lanes.configure({"t:*": 1})
+            assert (await lanes.limits())["t:*"].aging == 1000 / 3
+            await lanes.resume("t:1")
+            assert await low.wait() == 0
+            assert self.log == [*range(1, 13), 0]
+
+    async def test_a_delayed_job_ages_from_when_it_is_due_and_a_queued_one_at_once(self) -> None:
+        async with self.instance(lanes={"t:*": LaneConfig(concurrency=0, aging=0.1)}) as lanes:
+            late = await lanes.submit("echo", "delayed", lane="t:1", priority=-1, delay=0.6)
+            for name, priority in (("first", 1), ("queued", -1)):
+                await lanes.submit("echo", name, lane="t:2", priority=priority, session="s")
+            await self.advance(0.3)
+            last = [await lanes.submit("echo", "last", lane=lane) for lane in ("t:1", "t:2")]
+            await self.advance(0.4)
+            for lane, job, log in (
+                ("t:1", late, ["last", "delayed"]),
+                ("t:2", last[1], ["first", "queued", "last"]),
+            ):
+                self.log.clear()
+                await lanes.configure({lane: LaneConfig(aging=0.1)})
+                await job.wait()
+                assert self.log == log
+
+    async def test_where_owners_take_turns_a_priority_ages_by_its_next_job(self) -> None:
+        for lane, weights in {"plain": {}, "weighted": {"b": 1.0}}.items():
+            self.log.clear()
+            config = LaneConfig(concurrency=0, fair=True, weights=weights, aging=0.1)
+            async with self.instance(lanes={lane: config}) as lanes:
+                for _ in range(2):
+                    last = await lanes.submit("echo", "a", lane=lane, owner="a", priority=-1)
+                await self.advance(0.25)
+                await lanes.submit("echo", "b", lane=lane, owner="b", priority=-1)
+                high = await lanes.submit("echo", "x", lane=lane, priority=1)
+                for job, before in ((high, 1), (last, 2)):
+                    assert (await lanes.blocked_by(job.id))[0].before == before
+                await lanes.configure({lane: 1})
+                await last.wait()
+                assert self.log == ["a", "x", "b", "a"]
+
     @asynccontextmanager
-    async def _judged(self, chance: Random) -> AsyncIterator[_Judged]:
+    async def _judged(
+        self, chance: Random, config: LaneConfig | None = None
+    ) -> AsyncIterator[_Judged]:
         self.log.clear()
         lane = f"fair:{chance.random()}"
-        config = LaneConfig(concurrency=0, fair=True, weights=chance.choice(WEIGHTS))
+        if config is None:
+            config = LaneConfig(concurrency=0, fair=True, weights=chance.choice(WEIGHTS))
         limits: Any = {"main": 4, lane: config}
         async with self.instance(lanes=limits) as lanes, open_lanes(limits) as core:
             judged = _Judged(self, lanes, core, lane, config, chance)
@@ -162,15 +240,22 @@ class _Judged:
         self.begun.append(name)
         await self.bench.gate(name).wait()
 
-    async def submit(self) -> None:
+    async def submit(self, priority: int | None = None) -> None:
         name, lane = f"{self.lane} {len(self.jobs)}", self.lane
-        owner, session = self.chance.choice(OWNERS), self.chance.choice(JUDGED_SESSIONS)
-        of_owner: Any = {} if owner is None else {"owner": owner}
-        job = await self.lanes.submit("gate", name, session=session, lane=lane, owner=owner)
-        self.jobs[name] = (
-            job,
-            self.core.submit_nowait(self._gate, name, session=session, lane=lane, **of_owner),
-        )
+        of: dict[str, Any] = {"lane": lane}
+        if self.config.fair:
+            of["session"] = self.chance.choice(JUDGED_SESSIONS)
+            owner = self.chance.choice(OWNERS)
+            of |= {} if owner is None else {"owner": owner}
+        else:
+            by_chance = self.chance.choice((-1, 0, 0, 1))
+            of["priority"] = by_chance if priority is None else priority
+        job = await self.lanes.submit("gate", name, **of)
+        self.jobs[name] = job, self.core.submit_nowait(self._gate, name, **of)
+
+    async def age(self) -> None:
+        """Let some time pass, after which some priorities may be equal."""
+        await self.bench.advance(self.chance.choice((0.0, 0.25, 0.5, 1.5)))
 
     async def configure(self, **changes: Any) -> None:
         self.config = attrs.evolve(self.config, **changes)
@@ -197,7 +282,9 @@ class _Judged:
             self.core.resume(session)
             await self.lanes.resume(session)
         elif act == "change":
-            await self.configure(weights=self.chance.choice(WEIGHTS))
+            weights = self.chance.choice(WEIGHTS)
+            aging = self.chance.choice((0.25, 1.0, 1.75))
+            await self.configure(**({"weights": weights} if self.config.fair else {"aging": aging}))
         else:
             await self.submit()
         await self.bench.settle()

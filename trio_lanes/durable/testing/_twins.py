@@ -92,7 +92,8 @@ TWIN_LANES: Final = {
 FAIR: Final = (
     LaneLimit(3, fair=True),
     LaneLimit(2, weights={"a": 3, "o*": 0.7}, fair=True),
-    LaneLimit(4, weights={"o1": 2, "b": 1.5, "*": 3}, fair=True),
+    LaneLimit(4, weights={"o1": 2, "b": 1.5, "*": 3}, fair=True, aging=2.0),
+    LaneLimit(3, aging=9.0),
 )
 RATED: Final = LaneLimit(3, rates=(RateLimit(9, per=3.0, unit="tokens"),))
 QUOTA: Final = (

@@ -115,7 +115,7 @@ local function ready_before(job)
       before = before + ask('ZCOUNT', ready_list(job.lane, entry), '-inf', ends)
     end
   end
-  return math.max(1, math.min(before, PAGE))  -- of a fair lane: owners
+  return math.min(before, PAGE)
 end
 
 function in_lane(job)
@@ -137,10 +137,12 @@ function in_lane(job)
   end
   local budget, is_next = Budget.new(), true
   if job.ready and job.shelf ~= true then
-    local first = LaneTurn.new(lane, names, FairTurns.new(), budget):first()
+    local turn = LaneTurn.new(lane, names, FairTurns.new(), budget)
+    local first = turn:first()
     if first and first.id ~= job.id then
       is_next = false
-      add('order', lane, first.id, nil, ready_before(job))
+      local before = turn.ages and turn:before(job, PAGE) or ready_before(job)
+      add('order', lane, first.id, nil, math.max(1, before))  -- of a fair lane: owners
     end
   end
   for _, refused in ipairs(budget:refused_by(lane)) do

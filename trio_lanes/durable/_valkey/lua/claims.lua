@@ -1,9 +1,9 @@
 -- Claims: which ready jobs an instance with free capacity may run.
 --
 -- Lanes take turns. In a lane the highest priority goes first, but a lower priority with ready jobs
--- is passed over at most nine times in a row. In a priority the fronts of the lists whose handlers the
--- instance has are merged by ready number. Whose turn it is is in the hash `turns`, over all
--- instances. A suspect (`max_runs_with`) goes before all other jobs, and an instance that runs a suspect
+-- is passed over at most nine times in a row; with aging, `rank` decides. In a priority the fronts of
+-- the lists whose handlers the instance has are merged by ready number. Whose turn it is is in the hash
+-- `turns`, over all instances. A suspect (`max_runs_with`) goes before all other jobs, and an instance that runs a suspect
 -- runs at most half as many jobs as ran in its last crash, for a time that doubles with each crash.
 
 local PRIORITIES = { 1, 0, -1 }
@@ -320,6 +320,7 @@ end
 function LaneTurn.new(lane, names, turns, budget, homes)
   return setmetatable({
     lane = lane, fronts = Fronts.new(lane, names), turns = turns, budget = budget, homes = homes,
+    ages = budget:limit(lane).ages,
   }, LaneTurn)
 end
 
@@ -351,13 +352,39 @@ function LaneTurn:choose(heads)
   if suspect then
     return suspect
   end
-  for at = #heads, 2, -1 do
-    local priority = heads[at].priority
-    if self.turns:passed(self.lane, priority) >= PASSED_OVER[priority] then
-      return heads[at]
+  local best = heads[1]
+  for at = 2, #heads do
+    local head, goes = heads[at], nil
+    if self.ages then
+      goes = self:rank(head) < self:rank(best)
+    else
+      goes = self.turns:passed(self.lane, head.priority) >= PASSED_OVER[head.priority]
     end
+    best = goes and head or best
   end
-  return heads[1]
+  return best
+end
+
+-- The rank of a priority by its first job: see the module of the core about fair lines.
+function LaneTurn:rank(head)
+  local waits = head.why ~= 'session' and head.due or head.submitted_at
+  return waits - head.priority * self.ages
+end
+
+-- How many jobs go before one that is ready, `most` at most; once only. Of its own priority they are
+-- those that stand before it in the lists.
+function LaneTurn:before(job, most)
+  local count = 0
+  for _ = 1, most do
+    local first = self.fronts:first(job.priority) and self:first()
+    if not first or first.id == job.id then
+      break
+    elseif first.priority ~= job.priority or first.ready < job.ready then
+      count = count + 1
+    end
+    self.fronts:pop(first.priority, true)
+  end
+  return count
 end
 
 -- The next job of this lane; or nil, and why: 'isolation' (a suspect would start if this instance ran

@@ -1,7 +1,8 @@
 -- Lanes, templates of lanes, and groups: hashes L and G, name -> packed table.
 --
 -- They have the fields of LaneLimit and GroupLimit in Python: `rates` is a text for the clients, and
--- `meters` are the same (see rates); so are `weights` and `pulls` of a fair lane. What is absent is false. A name that ends with '*' is a template:
+-- `meters` are the same (see rates); so are `weights` and `pulls` of a fair lane, and `aging` and `ages`,
+-- in microseconds. What is absent is false. A name that ends with '*' is a template:
 -- each lane that has no limits of its own has those of the longest template that matches it.
 -- `pause_only`: L has only the pause of such a lane.
 --
@@ -128,6 +129,7 @@ local function limit_of(name, all)
   return {
     concurrency = limit.concurrency, max_waiting = limit.max_waiting, meters = limit.meters,
     fair = limit.fair, weights = limit.weights, pulls = limit.pulls,
+    aging = limit.aging, ages = limit.ages,
     paused_until = math.max(own.paused_until, limit.paused_until or 0),
   }
 end
