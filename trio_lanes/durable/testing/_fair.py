@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ WEIGHTS: Final[list[dict[str, float]]] = [
     {"*": 2, "team:a": 0.3, "silver": 7},
 ]
 OWNERS: Final = (None, None, "gold", "silver", "team:a", "team:b")
+WAITS: Final = (0.0, 0.25, 0.5, 1.5)
 JUDGED_SESSIONS: Final = (None, None, None, "one", "two", "gold")
 
 
@@ -30,29 +30,32 @@ class FairStories(Bench):
 
     async def test_fair_lanes_start_jobs_in_the_order_of_the_core(self) -> None:
         for seed in range(4):
-            async with self._judged(Random(seed)) as judged:
-                for _ in range(14):
-                    await judged.submit()
-                await judged.configure(concurrency=2)
-                for number in range(30):
-                    await judged.act()
-                    assert judged.durable_begun() == judged.begun, (seed, number)
+            chance = Random(seed)
+            config = LaneConfig(concurrency=0, fair=True, weights=chance.choice(WEIGHTS))
+            await self._judge(chance, config)
 
     async def test_lanes_with_aging_start_jobs_in_the_order_of_the_core(self) -> None:
         for seed in range(3) if self.virtual else ():
-            config = LaneConfig(concurrency=0, aging=1.0)
-            async with self._judged(Random(seed), config) as judged:
-                for priority in (-1, 0, 1):  # equal, by their waits
-                    await judged.submit(priority)
-                    await self.advance(1.0)
-                for _ in range(10):
-                    await judged.age()
-                    await judged.submit()
-                await judged.configure(concurrency=2)
-                for number in range(30):
-                    await judged.age()
-                    await judged.act()
-                    assert judged.durable_begun() == judged.begun, (seed, number)
+            await self._judge(Random(seed), LaneConfig(concurrency=0, aging=1.0))
+
+    async def _judge(self, chance: Random, config: LaneConfig) -> None:
+        self.log.clear()
+        lane = f"judged:{chance.random()}"
+        limits: Any = {"main": 4, lane: config}
+        async with self.instance(lanes=limits) as lanes, open_lanes(limits) as core:
+            judged = _Judged(self, lanes, core, lane, config, chance)
+            for number in range(14):
+                await judged.age((1.0,) if number < 3 else WAITS)  # the first are equal then
+                await judged.submit(number - 1 if number < 3 else chance.choice((-1, 0, 0, 1)))
+            await judged.configure(concurrency=2)
+            for number in range(30):
+                await judged.age(WAITS)
+                await judged.act()
+                assert judged.durable_begun() == judged.begun, (config, number)
+            await lanes.clear(lane)
+            self.open(*judged.jobs)
+            await self.settle()
+            await core.drain(grace=0, waiting="cancel")
 
     async def test_aging_is_changed_at_once_and_a_wait_says_what_is_before(self) -> None:
         async with self.instance(lanes={"t:*": LaneConfig(concurrency=0, aging=0.1)}) as lanes:
@@ -111,23 +114,6 @@ class FairStories(Bench):
                 await lanes.configure({lane: 1})
                 await last.wait()
                 assert self.log == ["a", "x", "b", "a"]
-
-    @asynccontextmanager
-    async def _judged(
-        self, chance: Random, config: LaneConfig | None = None
-    ) -> AsyncIterator[_Judged]:
-        self.log.clear()
-        lane = f"fair:{chance.random()}"
-        if config is None:
-            config = LaneConfig(concurrency=0, fair=True, weights=chance.choice(WEIGHTS))
-        limits: Any = {"main": 4, lane: config}
-        async with self.instance(lanes=limits) as lanes, open_lanes(limits) as core:
-            judged = _Judged(self, lanes, core, lane, config, chance)
-            yield judged
-            await lanes.clear(lane)
-            self.open(*judged.jobs)
-            await self.settle()
-            await core.drain(grace=0, waiting="cancel")
 
     async def test_the_first_priority_is_served_and_the_last_once_in_ten(self) -> None:
         main = LaneLimit(20, weights={"a": 2}, fair=True)
@@ -240,7 +226,7 @@ class _Judged:
         self.begun.append(name)
         await self.bench.gate(name).wait()
 
-    async def submit(self, priority: int | None = None) -> None:
+    async def submit(self, priority: int) -> None:
         name, lane = f"{self.lane} {len(self.jobs)}", self.lane
         of: dict[str, Any] = {"lane": lane}
         if self.config.fair:
@@ -248,14 +234,13 @@ class _Judged:
             owner = self.chance.choice(OWNERS)
             of |= {} if owner is None else {"owner": owner}
         else:
-            by_chance = self.chance.choice((-1, 0, 0, 1))
-            of["priority"] = by_chance if priority is None else priority
+            of["priority"] = priority
         job = await self.lanes.submit("gate", name, **of)
         self.jobs[name] = job, self.core.submit_nowait(self._gate, name, **of)
 
-    async def age(self) -> None:
-        """Let some time pass, after which some priorities may be equal."""
-        await self.bench.advance(self.chance.choice((0.0, 0.25, 0.5, 1.5)))
+    async def age(self, waits: Sequence[float]) -> None:
+        """Let some time pass, if it counts."""
+        await self.bench.advance(0.0 if self.config.fair else self.chance.choice(waits))
 
     async def configure(self, **changes: Any) -> None:
         self.config = attrs.evolve(self.config, **changes)
@@ -278,7 +263,7 @@ class _Judged:
             session = "session:" + self.chance.choice(["one", "two", "gold"])
             self.core.pause(session)
             await self.lanes.pause(session)
-            await self.submit()
+            await self.submit(0)
             self.core.resume(session)
             await self.lanes.resume(session)
         elif act == "change":
@@ -286,5 +271,5 @@ class _Judged:
             aging = self.chance.choice((0.25, 1.0, 1.75))
             await self.configure(**({"weights": weights} if self.config.fair else {"aging": aging}))
         else:
-            await self.submit()
+            await self.submit(self.chance.choice((-1, 0, 0, 1)))
         await self.bench.settle()
