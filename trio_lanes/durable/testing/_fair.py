@@ -21,7 +21,7 @@ WEIGHTS: Final[list[dict[str, float]]] = [
     {"*": 2, "team:a": 0.3, "silver": 7},
 ]
 OWNERS: Final = (None, None, "gold", "silver", "team:a", "team:b")
-WAITS: Final = (0.0, 0.25, 0.5, 1.5)
+GAPS: Final = (0.0, 0.25, 0.5, 1.5)
 JUDGED_SESSIONS: Final = (None, None, None, "one", "two", "gold")
 
 
@@ -45,11 +45,11 @@ class FairStories(Bench):
         async with self.instance(lanes=limits) as lanes, open_lanes(limits) as core:
             judged = _Judged(self, lanes, core, lane, config, chance)
             for number in range(14):
-                await judged.age((1.0,) if number < 3 else WAITS)  # the first are equal then
+                await judged.age((1.0,) if number < 3 else GAPS)  # the first are equal then
                 await judged.submit(number - 1 if number < 3 else chance.choice((-1, 0, 0, 1)))
             await judged.configure(concurrency=2)
             for number in range(30):
-                await judged.age(WAITS)
+                await judged.age(GAPS)
                 await judged.act()
                 assert judged.durable_begun() == judged.begun, (config, number)
             await lanes.clear(lane)
