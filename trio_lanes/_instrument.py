@@ -120,13 +120,6 @@ class LaneInstrument(Protocol):
         """A wait inside a job ended in ``error``, whose message lists the jobs of the deadlock."""
         return
 
-    def quota_low(self, quota: str, unit: str) -> None:
-        """80 % of the ``unit`` of a ``quota`` of durable lanes are used, by what was spent here.
-
-        Called once in a window over all instances, for exact limits on an hour or longer.
-        """
-        return
-
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
         """New work from outside is refused from now on."""
         return

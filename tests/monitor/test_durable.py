@@ -195,18 +195,6 @@ async def test_an_operator_queues_one_dead_job_again_and_makes_a_parked_one_due(
         ]
 
 
-async def test_the_page_notes_that_80_percent_of_a_quota_are_used(
-    autojump_clock: MockClock,
-) -> None:
-    quotas = {"usd": RateLimit(10, per="day", unit="usd")}
-    async with open_durable_lanes(MemoryStore(), {}, quotas=quotas) as lanes:
-        assert lanes.local is not None
-        app = monitor(lanes.local, durable=lanes, authorize=lambda connection: "operate")
-        await lanes.quota("usd").spend(usd=8)
-        (note,) = (await ask(app, "/hour")).json["notes"]
-        assert note["text"] == "80 % of the usd of the quota usd are used"
-
-
 async def test_the_page_tells_of_locks_quotas_paused_sessions_and_schedules(
     autojump_clock: MockClock,
 ) -> None:

@@ -40,7 +40,6 @@ HOOKS: Final = (
     "lanes_opened",
     "lanes_closing",
     "deadlock_refused",
-    "quota_low",
 )
 
 
@@ -76,7 +75,6 @@ class Hooks:
     lanes_opened: list[Hook]
     lanes_closing: list[Hook]
     deadlock_refused: list[Hook]
-    quota_low: list[Hook]
 
     def __init__(self, instruments: Iterable[object], base: type) -> None:
         """Collect the hooks of ``instruments``; a method inherited from ``base`` is no hook."""

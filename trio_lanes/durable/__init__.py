@@ -20,6 +20,7 @@ from ._lanes.lanes import DurableLanes as DurableLanes
 from ._lanes.locks import HeldLock as HeldLock
 from ._lanes.locks import Quota as Quota
 from ._lanes.locks import Spent as Spent
+from ._lanes.locks import WatchesQuotas as WatchesQuotas
 from ._lanes.log import DurableLog as DurableLog
 from ._lanes.log import LogRecord as LogRecord
 from ._lanes.opening import open_durable_lanes as open_durable_lanes

@@ -132,10 +132,6 @@ class Notes(LaneInstrument):
     def deadlock_refused(self, error: LaneDeadlockError) -> None:
         self.add("error", "deadlock", "", f"deadlock refused: {error}")
 
-    def quota_low(self, quota: str, unit: str) -> None:
-        text = f"80 % of the {clipped(unit)} of the quota {clipped(quota)} are used"
-        self.add("warning", "quota", "", text)
-
     def lanes_closing(self, reason: str, retry_after: float | None) -> None:
         self.closing = True
         self.add("warning", "closing", "", f"the lanes take no new work: {reason}")

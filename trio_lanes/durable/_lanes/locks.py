@@ -13,12 +13,12 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from decimal import Decimal
 from functools import partial
 from socket import gethostname
-from typing import Final, final
+from typing import Final, Protocol, final, runtime_checkable
 
 import attrs
 import trio
@@ -52,11 +52,23 @@ class HeldLock:
     """A number that is greater than that of every earlier holder."""
 
 
+@runtime_checkable
+class WatchesQuotas(Protocol):
+    """An instrument, given to `open_durable_lanes`, that hears that a quota is nearly used up."""
+
+    def quota_low(self, quota: str, unit: str) -> None:
+        """80 % of the ``unit`` of a ``quota`` are used, by what was spent on this instance.
+
+        Once in a window over all instances, for limits of calendars and sliding windows of an hour
+        or longer. One that raises is logged, and called no more.
+        """
+
+
 @final
 class Requests:
     """The requests of one instance for locks and quotas."""
 
-    def __init__(self, store: Store, worker: Worker) -> None:
+    def __init__(self, store: Store, worker: Worker, instruments: Iterable[object]) -> None:
         self._store: Final = store
         self._worker: Final = worker
         # Returns the task that asks; may be replaced: it may run outside of Trio
@@ -64,6 +76,7 @@ class Requests:
         self._held: Final[set[tuple[object, str]]] = set()  # {(task, key)}, or waited for
         self._later: Final[deque[Callable[[], Awaitable[object]]]] = deque()
         self._more = trio.Event()
+        self._watchers = [one for one in instruments if isinstance(one, WatchesQuotas)]
 
     def lock(self, key: str, shared: bool) -> AbstractAsyncContextManager[HeldLock]:
         """Hold a lock for the time of the block.
@@ -157,10 +170,14 @@ class Requests:
         return ()
 
     def tell_low(self, quota: str, unit: str) -> None:
-        """Call the hook of the instruments."""
-        assert self._worker.core is not None
-        hooks = self._worker.core._scheduler.hooks
-        hooks.call(hooks.quota_low, quota, unit)
+        """Log that 80 % are used, and call the hook; one that raises is called no more."""
+        logger.warning("80 %% of the %s of the quota %r are used", unit, quota)
+        for one in [*self._watchers]:
+            try:
+                one.quota_low(quota, unit)
+            except Exception:
+                self._watchers.remove(one)
+                logger.exception("%r raised; its hook quota_low is removed", one)
 
     def _do_later(self, act: Callable[[], Awaitable[object]]) -> None:
         self._later.append(act)
@@ -272,7 +289,6 @@ class Quota:
 
     def _warn(self, low: Sequence[str]) -> None:
         for unit in low:
-            logger.warning("80 %% of the %s of the quota %r are used", unit, self.name)
             assert self._requests is not None
             self._requests.tell_low(self.name, unit)
 

@@ -105,7 +105,8 @@ def open_durable_lanes(
         A name that ends in ``*`` is a template: each name that matches it has these limits. Each
         instance applies its limits to the common past, so give all instances the same.
       instruments: instruments of the core lanes on which this instance runs its jobs. One that
-        `SendsHeaders` may send something along with each job that is submitted here.
+        `SendsHeaders` may send something along with each job that is submitted here; one that
+        `WatchesQuotas` hears when 80 % of a quota are used.
 
     Raises:
       TypeError, ValueError: for a bad argument, at the call.
@@ -148,7 +149,7 @@ def open_durable_lanes(
         return _asking(durable, opening)
     durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
     durable._worker.submit = durable.submit
-    durable._requests = Requests(store, durable._worker)
+    durable._requests = Requests(store, durable._worker, instruments)
     durable._quotas = limits
     # the store alone decides which jobs run: the core's lanes have no limits of their own
     local = {
