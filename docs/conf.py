@@ -77,7 +77,7 @@ nitpick_ignore_regex = [
     (r"py:.*", "|".join(dir(builtins))),
     (r"py:obj", r"[a-z_]+"),  # an argument
     (r"py:class", r"(trio_lanes(\._\w+|\.\w+)*\.)?(T|T_co|Ts|F|Item)|Any|\.\.\.|BlockerKind|Wrap"),
-    (r"py:class", "ServedAt|Amount|Costs|Overlap|Decimal"),  # a time, amounts, a choice
+    (r"py:class", "ServedAt|Seconds|Amount|Costs|Overlap|Decimal"),  # times, amounts, a choice
 ]
 
 MADE_BY_USERS: Final = (

@@ -93,8 +93,9 @@ MAX_LINES = {
 # Of these, 1,450 are for asyncio, 3,000 for the roots of waits, for where waits went, for what is
 # wrong and what failed, on the page, in the core and over stores (600 of them are stories of the
 # suite), 250 for affinity. 5,750 are for time, doubles and money: 4,300 of the library, of which
-# fewer than 3,000 are code, and 1,450 of the suite.
-MAX_IN_ALL = 61_600
+# fewer than 3,000 are code, and 1,450 of the suite. 270 are for aging in stores and the ends of
+# jobs by outcome.
+MAX_IN_ALL = 61_870
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {
