@@ -15,6 +15,10 @@ incarnations, in numbers with the same order, or by a shift of time are one stat
 * A worker does what `Worker` and `Lease` do: a step without an answer is asked again, also while
   the worker waits for the answer of its join; a join without an answer is asked again.
 
+In a scene (`SCENES`) calls of other verbs are under way from the beginning: each arrives once, or
+twice with the same ticket, at any time, or never. They submit jobs that coalesce, fire a schedule
+from two instances, or spend, settle and release what a budget has.
+
 What must hold of each state is in `Explorer._look_at`, of each act in `Explorer._compare`. From
 each state the workers go on without a fault, by the acts of the lowest `rank` that change
 something: all jobs end.
@@ -29,12 +33,24 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from trio_lanes.durable import Failed, Finish, LaneLimit, Opening, Postponed, Released, Succeeded
+from trio_lanes import Coalesce, RateLimit
+from trio_lanes.durable import (
+    DurableSchedule,
+    Failed,
+    Finish,
+    LaneLimit,
+    Opening,
+    Postponed,
+    Released,
+    Succeeded,
+)
 from trio_lanes.durable._valkey import text
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable._valkey.store import ValkeyStore
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.locks import Release, Settle, Spend
+from trio_lanes.durable.acts.schedules import FireSchedule, PutSchedule
 from trio_lanes.durable.store import Step, SubmittedJob
 
 from .clock import KEY
@@ -55,9 +71,38 @@ OUTCOMES: Final = {
 }
 ENDS: Final = {"succeeds": "succeeded", "fails": "failed"}
 SETS: Final = frozenset({"lists", "lr"})
+CAP: Final = RateLimit(3, per="month", unit="tokens")
+
+
+def _joins(number: int, **how: Any) -> Enqueue:
+    return Enqueue([SubmittedJob(name="echo", payload=f"{number}", coalesce=Coalesce("k", **how))])
+
+
+def _fires(due: int) -> FireSchedule:
+    job = SubmittedJob(name="echo", session="s", key=f"tick@{due}")
+    return FireSchedule("tick", due, due + 1, due, 0, "skip", "{}", [job])
+
+
+CALLS: Final[dict[str, Callable[[int], Any]]] = {
+    "submits": _joins,
+    "submits or drops": lambda number: _joins(number, keep="first", while_running="drop"),
+    "fires": _fires,
+    "fires elsewhere": _fires,
+    "spends": lambda number: Spend("q", [CAP], {"tokens": 2}),
+    "settles": lambda number: Settle("q", [CAP], BEGIN * 10**6, {"tokens": -1}),
+    "releases": lambda number: Release(number, True),
+}
+"""The acts that are not those of a worker, from a number."""
+SCENES: Final[dict[str, tuple[tuple[str | None, ...], tuple[tuple[str, int], ...]]]] = {
+    "jobs": (("s", "s", None), ()),
+    "jobs that coalesce": ((), (("submits", 1), ("submits or drops", 2))),
+    "a schedule": ((), (("fires", BEGIN), ("fires elsewhere", BEGIN), ("fires", BEGIN + 1))),
+    "a budget": (("s",), (("spends", 0), ("spends", 1))),
+}
+"""The sessions of the jobs that are there at first, and the calls, each with its number."""
 COMPARED: Final = SETS | {
     *("s", "si", "sd", "sl", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
-    *("turns", "n", "ph", "pb"),
+    *("turns", "n", "ph", "pb", "k", "sc", "l", "m"),
 }
 """Keys whose values belong to the name of a state, by the words with which they begin."""
 
@@ -68,18 +113,20 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   dumps[#dumps + 1] = redis.call('DUMP', key)
   local kind, name = redis.call('TYPE', key).ok, string.match(key, '}:(%a+)')
   local value = true
-  if name == 'j' or name == 'st' then
+  if name == 'j' or name == 'st' or name == 'l' then
     value = cmsgpack.unpack(redis.call('GET', key))
   elseif kind == 'zset' then
     value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
   elseif kind == 'set' then
     value = redis.call('SMEMBERS', key)
     table.sort(value)
-  elseif kind == 'hash' and name ~= 'L' and name ~= 'kinds' then
+  elseif kind == 'string' and name == 'm' then
+    value = redis.call('GET', key)
+  elseif kind == 'hash' and name ~= 'L' and name ~= 'kinds' and name ~= 'qu' then
     local flat = redis.call('HGETALL', key)
     value = {}
     for at = 1, #flat, 2 do
-      value[flat[at]] = flat[at + 1]
+      value[flat[at]] = name == 'sc' and cmsgpack.unpack(flat[at + 1]) or flat[at + 1]
     end
     value.rules = nil  -- it is packed
   end
@@ -87,6 +134,8 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
 end
 return { cjson.encode(values), cmsgpack.pack(dumps) }
 """
+FORGETS: Final = "  call('PEXPIREAT', key, int(math.min(2 ^ 53, millis)))"
+"""The server's own clock is far ahead of that of the states, and it would forget each budget."""
 RESTORE: Final = """
 redis.call('FLUSHDB')
 local dumps = cmsgpack.unpack(ARGV[1])
@@ -310,6 +359,11 @@ def _fences(state: State) -> Iterator[int]:
         yield from request.held
 
 
+def _ticket(request: Request) -> str:
+    """Return the ticket of a join or a call."""
+    return f"{request.verb} {request.number}" if request.verb in CALLS else request.instance
+
+
 def _ranks(numbers: Iterable[Any]) -> dict[Any, int]:
     return {number: rank for rank, number in enumerate(sorted(set(numbers)))}
 
@@ -340,26 +394,29 @@ def _normal(state: State) -> bytes:
             new_names[worker.instance] = f"{which ^ swapped}"
     for name in sorted(instances - new_names.keys()):
         new_names[name] = f"dead {len(new_names)}"
-    fences = _ranks(_fences(state))
+    fences, ids = _ranks(_fences(state)), _ranks(state.jobs)
+    id_names = {f"{id}": f"job {rank}" for id, rank in ids.items()}
     places = _ranks(job["place"] for job in state.jobs.values() if "place" in job)
     ready = _ranks(job["ready"] for job in state.jobs.values() if "ready" in job)
     numbers = {name: step["number"] for name, step in steps.items()}
     numbers |= {worker.instance: worker.number for worker in state.workers}
 
     def of_runs(runs: Iterable[Run]) -> Any:
-        return [(run.id, fences[run.fence], run.attempt) for run in runs]
+        return [(ids[run.id], fences[run.fence], run.attempt) for run in runs]
 
     def of_ends(ends: Iterable[End]) -> Any:
-        return [(end.id, fences[end.fence], end.how) for end in ends]
+        return [(ids[end.id], fences[end.fence], end.how) for end in ends]
 
     def ago(one: Request) -> int:
+        if one.verb in CALLS:
+            return 0 if one.verb == "releases" else one.number
         return max(-2, one.number - numbers.get(one.instance, 0))
 
     def of_request(one: Request | None) -> Any:
         return one and (
             *(one.verb, new_names[one.instance], ago(one)),
             *(of_ends(one.finished), one.room, new_names[one.former], of_runs(one.lost)),
-            *([fences[fence] for fence in one.held], f"{ROOT}b:{one.instance}" in state.keys),
+            *([fences[fence] for fence in one.held], f"{ROOT}b:{_ticket(one)}" in state.keys),
         )
 
     def of_worker(worker: Worker) -> Any:
@@ -378,7 +435,7 @@ def _normal(state: State) -> bytes:
             *(job["state"], job.get("attempts"), job.get("crashes"), job.get("alone")),
             *(job.get("crashed_with"), new_names.get(job.get("instance", ""), "gone")),
             *(fences.get(job.get("fence")), job.get("since"), job.get("why"), job.get("shelf")),
-            *(places.get(job.get("place")), ready.get(job.get("ready"))),
+            *(places.get(job.get("place")), ready.get(job.get("ready")), "coalesce" in job),
             due and max(0, due / 1e6 - state.now),
         )
 
@@ -392,14 +449,19 @@ def _normal(state: State) -> bytes:
 
     def of_key(key: str, value: Any) -> Any:
         kind, _, rest = key[len(ROOT) :].partition(":")
-        if isinstance(value, dict):
+        if kind == "l":
+            value = value["served"] != "0", new_names.get(value["instance"], "gone")
+        elif kind == "sc":
+            value = [(one["next"], one["skipped"]) for one in value.values()]
+        elif isinstance(value, dict):
             value = sorted(value.items())
-        elif kind not in SETS:
-            value = value[::2]  # without scores
+        elif kind not in SETS and kind != "m":
+            value = [id_names.get(one, one) for one in value[::2]]  # without scores
+        rest = "" if kind == "l" else rest
         return kind, new_names.get(rest, rest), value
 
     parts = (
-        sorted((id, of_job(job)) for id, job in state.jobs.items()),
+        sorted((ids[id], of_job(job)) for id, job in state.jobs.items()),
         sorted(of_instance(name, step) for name, step in steps.items()),
         sorted(of_key(k, v) for k, v in state.keys.items() if _kind(k) in COMPARED),
         list(map(of_worker, state.workers[::-1] if swapped else state.workers)),
@@ -415,7 +477,7 @@ class Talk:
     """The calls of the script, as a store of the library makes them."""
 
     def __init__(self, script: Script, limit: int, fair: bool) -> None:
-        self._script = script
+        self.script = script
         self._opening = Opening(
             names=frozenset({"echo"}),
             lanes={"main": LaneLimit(limit, fair=fair)},
@@ -440,6 +502,12 @@ class Talk:
         """Return the call that accepts jobs."""
         return self._of(self._store.do(Enqueue(jobs), "ticket"))
 
+    def put_schedule(self) -> bytes:
+        """Return the call that sets the schedule of a scene."""
+        job = SubmittedJob(name="echo")
+        tick = DurableSchedule(name="tick", job=job, every=1.0, next=float(BEGIN))
+        return self._of(self._store.do(PutSchedule(tick), "put"))
+
     def check(self) -> bytes:
         """Return the call that checks the store."""
         return self._of(self._store.look(Check()))
@@ -447,6 +515,8 @@ class Talk:
     def request(self, one: Request) -> bytes:
         """Return the call for a message of a worker."""
         self._store.instance = one.former if one.verb == "join" else one.instance
+        if one.verb in CALLS:
+            return self._of(self._store.do(CALLS[one.verb](one.number), _ticket(one)))
         if one.verb == "join":
             lost = [(run.id, run.fence) for run in one.lost]
             return self._of(self._store.join(one.instance, lost, one.held))
@@ -464,7 +534,7 @@ class Talk:
 
     def _call(self, *words: str) -> bytes:
         header = "run", "channel", self._store.instance, "0", "inf", self._store._rules
-        return command(*self._script.as_library.call, 1, f"{ROOT}meta", *header, *words)
+        return command(*self.script.as_library.call, 1, f"{ROOT}meta", *header, *words)
 
 
 # ---- what may happen next
@@ -476,9 +546,24 @@ def _acts(state: State) -> Iterator[Act]:
     for at, request in enumerate(state.air):
         rest = state.air[:at] + state.air[at + 1 :]
         words = f"{request.verb} {request.number or ''} of {request.instance} arrives late"
-        yield Act(words, lambda _, rest=rest: (state.workers, rest), (request,))
+
+        def then(
+            answers: list[Any], rest: Air = rest, request: Request = request
+        ) -> tuple[Workers, Air]:
+            return state.workers, (*rest, *_after_call(request, answers[0]))
+
+        yield Act(words, then, (request,))
     if not state.over:
         yield from _times(state)
+
+
+def _after_call(request: Request, answer: Any) -> Air:
+    """Return what comes after a call: what was spent is settled, a request for it is released."""
+    if request.verb != "spends" or len(answer) < 2:  # its instance has no lease
+        return ()
+    number = int(answer[0])
+    verb, number = ("releases", number) if number else ("settles", request.number)
+    return (request._replace(verb=verb, number=number),)
 
 
 def _times(state: State) -> Iterator[Act]:
@@ -663,21 +748,32 @@ class Explorer:
       limit: of the lane.
       room: how many jobs a worker runs at once.
       fair: whether the lane is fair: then all jobs have one owner.
+      scene: the jobs that are there, and the calls that are under way, from the beginning.
+      copies: how often each of them arrives at most.
     """
 
     def __init__(
-        self, server: Server, script: Script, limit: int, room: int, fair: bool = False
+        self,
+        server: Server,
+        script: Script,
+        limit: int,
+        room: int,
+        fair: bool = False,
+        scene: str = "jobs",
+        copies: int = 1,
     ) -> None:
         self._wire = Wire(server)
-        self._talk = Talk(script, limit, fair)
+        self._talk = Talk(Script(script.text.replace(FORGETS, "")), limit, fair)
         self._owner = "s" if fair else None
+        self._scene = scene
+        self._copies = copies
         self._limit = limit
         self._room = room
         self._seen: dict[bytes, State] = {}
         self._well: set[bytes] = set()  # from which all jobs end
         self.acts = 0
         load = [command("SCRIPT", "LOAD", one) for one in (SAVE, RESTORE)]
-        load.append(command(*script.as_library.load))
+        load.append(command(*self._talk.script.as_library.load))
         self._save, self._restore, _ = (name.decode() for name in self._wire.ask(load))
 
     def close(self) -> None:
@@ -712,9 +808,9 @@ class Explorer:
         return len(self._seen)
 
     def _first(self) -> State:
+        sessions, calls = SCENES[self._scene]
         jobs = [
-            SubmittedJob(name="echo", session=session, owner=self._owner)
-            for session in ("s", "s", None)
+            SubmittedJob(name="echo", session=session, owner=self._owner) for session in sessions
         ]
         *_, saved = self._wire.ask(
             [
@@ -722,12 +818,19 @@ class Explorer:
                 command("HSET", KEY, "seconds", BEGIN, "micros", 0),
                 self._talk.opening(),
                 self._talk.enqueue(jobs),
+                self._talk.put_schedule(),
                 self._saving(),
             ]
         )
         raw, keys = saved
         worker = Worker("", self._room)
-        return State(raw, json.loads(raw), keys, ((worker, worker), ()), None)
+        # half of the calls are of the first incarnation of a worker, half of the other's
+        air = tuple(
+            Request(verb, f"{at % 2}.1", number)
+            for at, (verb, number) in enumerate(calls)
+            for _ in range(self._copies)
+        )
+        return State(raw, json.loads(raw), keys, ((worker, worker), air), None)
 
     def _saving(self) -> bytes:
         return command("EVALSHA", self._save, 0)
@@ -790,9 +893,12 @@ class Explorer:
         wrong(len(running) <= self._limit, "more jobs run than the lane allows")
         slots = _scores(state.keys, "h:main").values()
         wrong(sorted(slots) == sorted(job["fence"] for job in running), "slots and runs differ")
-        first, second, _ = jobs
-        begun = second["state"] != "waiting" or "fence" in second
-        wrong(not begun or first["state"] in ENDS.values(), "the second of the session was first")
+        if self._scene == "jobs":
+            first, second, _ = jobs
+            begun = second["state"] != "waiting" or "fence" in second
+            before = first["state"] in ENDS.values()
+            wrong(not begun or before, "the second of the session was first")
+        self._look_at_scene(state, jobs)
         counts: dict[str, str] = {}
         ends: dict[str, str] = {}
         sessions: set[str] = set()
@@ -818,6 +924,19 @@ class Explorer:
                 mine = "running", run.fence, worker.instance
                 wrong(its == mine, f"a worker with a lease runs job {run.id}, the store: {its}")
 
+    def _look_at_scene(self, state: State, jobs: list[dict[str, Any]]) -> None:
+        wrong = self._wrong(state)
+        alive = [job for job in jobs if job["state"] in ("waiting", "parked")]
+        joined = [job for job in alive if "coalesce" in job and "fence" not in job]
+        wrong(len(joined) <= 1, "two jobs wait that have the same key to coalesce")
+        ((_, tick),) = state.keys[f"{ROOT}sc"].items()
+        ticks = [job["key"] for job in jobs if job.get("key")]
+        passed = tick["next"] / 1e6 - BEGIN
+        wrong(len(set(ticks)) == len(ticks), "a due time was submitted twice")
+        wrong(len(ticks) + tick["skipped"] == passed, "due times are neither submitted nor counted")
+        (used, *_) = [int(m.split()[1]) for k, m in state.keys.items() if _kind(k) == "m"] or [0]
+        wrong(used <= CAP.limit, "more is spent than the budget has")
+
     def _compare(self, before: State, act: Act, answers: Any, after: State) -> None:
         """Regard what must hold of an act."""
         wrong = self._wrong(after)
@@ -825,8 +944,11 @@ class Explorer:
         ends = request.finished if isinstance(request, Request) else ()
         reported = {(end.id, end.fence, ENDS.get(end.how)) for end in ends}
         for id, job in after.jobs.items():
-            was = before.jobs[id]
-            if was["state"] in ENDS.values():
+            was = before.jobs.get(id)
+            if was is None:
+                its = request.verb if isinstance(request, Request) else "no call"
+                wrong(its in CALLS and job["state"] == "waiting", f"job {id} comes from {its}")
+            elif was["state"] in ENDS.values():
                 wrong(job == was, f"job {id} has changed after its end")
             elif job["state"] in ENDS.values():
                 mine = id, was.get("fence"), job["state"]

@@ -42,6 +42,21 @@ FAULTS = {
     ),
 }
 """Faults that are put into the script, and what is found."""
+FAULTS_OF_SCENES = {
+    "jobs that coalesce": (
+        ("if (find(id).fence ~= nil) == begun then", "if begun then"),
+        "two jobs wait that have the same key",
+    ),
+    "a schedule": (
+        ("if not of or of.next ~= tonumber(due) then", "if not of then"),
+        "a due time|due times",
+    ),
+    "a budget": (
+        ("if not stop or sum <= math.max(meter.most - amount, 0) then", "if true then"),
+        "more is spent",
+    ),
+}
+"""Faults that are put into the script, and what is found, by the scene in which it is."""
 FOUND_LATE = "a dead instance is not reaped"
 """The fault that is found at the end of the way, after all acts."""
 
@@ -72,6 +87,40 @@ def test_in_every_order_of_acts_and_faults_all_jobs_end_once(
         explorer.close()
     print(f"limit {limit}, room {room}, {faults} faults: {states} states, {explorer.acts} acts")
     assert explorer.acts > states > 100
+
+
+@pytest.mark.parametrize(
+    ("scene", "copies"),
+    [
+        *(("jobs that coalesce", 1), ("a schedule", 1), ("a budget", 1)),
+        pytest.param("jobs that coalesce", 2, marks=pytest.mark.thorough),
+        pytest.param("a schedule", 2, marks=pytest.mark.thorough),
+        pytest.param("a budget", 2, marks=pytest.mark.thorough),
+    ],
+)
+def test_in_every_order_of_calls_a_scene_keeps_its_rule(
+    ways_server: Server, scene: str, copies: int
+) -> None:
+    explorer = Explorer(ways_server, SCRIPT, 2, 1, scene=scene, copies=copies)
+    try:
+        states = explorer.explore(0)
+    finally:
+        explorer.close()
+    print(f"{scene}, {copies} copies: {states} states, {explorer.acts} acts")
+    assert explorer.acts > states > 100
+
+
+@pytest.mark.parametrize("scene", FAULTS_OF_SCENES)
+def test_a_fault_in_the_script_is_found_in_a_scene(ways_server: Server, scene: str) -> None:
+    (right, wrong), found = FAULTS_OF_SCENES[scene]
+    assert SCRIPT.text.count(right) == 1
+    script = Script(SCRIPT.text.replace(right, wrong))
+    explorer = Explorer(ways_server, script, 2, 1, scene=scene)
+    try:
+        with pytest.raises(Wrong, match=found):
+            explorer.explore(faults=0)
+    finally:
+        explorer.close()
 
 
 @pytest.mark.parametrize(
