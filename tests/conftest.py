@@ -136,9 +136,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if IN_CI and item.get_closest_marker("real_processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
-        # What a model reaches by chance is no line that a test is about, nor is what a test reaches
-        # that counts over thousands of jobs; and to measure them makes them four times slower.
-        if is_model(item) or any(map(item.get_closest_marker, ("slow", "thorough"))):
+        # What a model reaches by chance is no line that a test is about, and measuring is dear.
+        if is_model(item) or item.get_closest_marker("thorough"):
             item.add_marker(pytest.mark.no_cover)
 
 

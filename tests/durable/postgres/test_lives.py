@@ -14,7 +14,7 @@ from . import in_loop
 from .clock import StoreClock
 from .server import Server
 
-pytestmark = [pytest.mark.real_processes, pytest.mark.no_cover]  # what is found by chance
+pytestmark = pytest.mark.real_processes
 
 
 @pytest.fixture

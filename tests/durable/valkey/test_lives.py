@@ -11,7 +11,7 @@ from trio_lanes.durable.testing import Life, simulate
 from . import in_loop
 from .server import Server
 
-pytestmark = [pytest.mark.real_processes, pytest.mark.no_cover]  # what is found by chance
+pytestmark = pytest.mark.real_processes
 
 
 @pytest.fixture
