@@ -76,6 +76,9 @@ def test_why_asks_a_page_for_its_jobs_and_for_those_of_its_store(
         "job 8 is running; nothing keeps it waiting\n",
         "",
     )
+    bare = {**JOB, "roots": [{"line": f"7 ← {n} of its session", "advice": None} for n in (5, 6)]}
+    page(monkeypatch, job_7=bare)
+    assert say("why 7", capsys) == (0, "7 ← 5 of its session\n7 ← 6 of its session\n", "")
     assert say("why 9", capsys) == (1, "the page does not know job 9\n", "")
     page(monkeypatch, job_7=httpx2.ConnectError("refused"))
     told = "trio-lanes: http://x/lanes/job/7: refused\n"
