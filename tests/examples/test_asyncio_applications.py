@@ -239,7 +239,7 @@ async def listening(*routes: web.RouteDef) -> AsyncIterator[str]:
 
 
 def test_a_bot_answers_each_chat_in_order_and_never_more_than_four_at_once() -> None:
-    # here, since each worker would take ten seconds to collect them
+    # here, since each worker would import them to collect this, for seven seconds
     from aiogram import Bot
     from aiogram.client.session.aiohttp import AiohttpSession
     from aiogram.client.telegram import TelegramAPIServer

@@ -169,7 +169,7 @@ class Requests:
                 self._do_later(release)
         return ()
 
-    def tell_low(self, quota: str, unit: str) -> None:
+    def announce_low(self, quota: str, unit: str) -> None:
         """Log that 80 % are used, and call the hook; one that raises is called no more."""
         logger.warning("80 %% of the %s of the quota %r are used", unit, quota)
         for one in [*self._watchers]:
@@ -288,9 +288,9 @@ class Quota:
         )
 
     def _warn(self, low: Sequence[str]) -> None:
+        assert self._requests is not None  # by which it was spent
         for unit in low:
-            assert self._requests is not None
-            self._requests.tell_low(self.name, unit)
+            self._requests.announce_low(self.name, unit)
 
     def _checked(self, amounts: Costs) -> dict[str, int | Decimal]:
         for unit, amount in amounts.items():

@@ -12,7 +12,7 @@ from .._contract.records import LaneLimit
 
 def label_of(lanes: Mapping[str, LaneLimit], name: str) -> str | None:
     """Return the lane or template whose limits a lane has; None: the lane does not exist."""
-    if name.endswith(TEMPLATE_MARK):  # no call
+    if name.endswith(TEMPLATE_MARK):  # not `is_template`: each end of a job comes here
         return None
     own = lanes.get(name)
     return name if own is not None and not own.pause_only else template_of(name, lanes)
