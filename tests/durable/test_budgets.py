@@ -1,7 +1,9 @@
-"""The quotas of very many tenants, and through the door for asyncio."""
+"""The quotas and lanes of very many tenants, and quotas through the door for asyncio."""
 
 import asyncio
 import sqlite3
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,19 @@ import trio
 from trio.testing import MockClock
 
 from trio_lanes import LaneInstrument, RateLimit, aio
-from trio_lanes.durable import BudgetSpentError, MemoryStore, SqliteStore, open_durable_lanes
+from trio_lanes.durable import (
+    BudgetSpentError,
+    Finish,
+    LaneLimit,
+    MemoryStore,
+    Opening,
+    SqliteStore,
+    Store,
+    SubmittedJob,
+    Succeeded,
+    open_durable_lanes,
+)
+from trio_lanes.durable.acts.jobs import Enqueue
 
 QUOTAS = {"tenant:*": RateLimit(90, per=1e5, unit="tokens", algorithm="sliding")}
 STEP = 10
@@ -66,11 +80,36 @@ async def test_an_instrument_hears_once_in_a_window_that_80_percent_of_a_quota_a
     assert len(said) == 4
 
 
-@pytest.mark.slow
-@pytest.mark.real_processes
-async def test_a_spend_looks_at_as_much_with_4000_tenants_as_with_100(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+OPENING = Opening(
+    names=frozenset({"a"}),
+    lanes={"tenant:*": LaneLimit(2)},
+    max_crashes=3,
+    hold=False,
+    result_ttl=100.0,
+    lease_ttl=3600.0,
+    worker=True,
+)
+
+
+async def claim_in_many_lanes(store: Store, lanes: int, count: Callable[[], int]) -> int:
+    """Return by how much a count grows while 60 jobs are claimed in lanes with a job each."""
+    await store.join("me")
+    for first in range(0, lanes, 100):
+        some = range(first, first + 100)
+        jobs = [SubmittedJob(name="a", lane=f"tenant:{n}") for n in some]
+        await store.do(Enqueue(jobs), f"t{first}")
+    claims = (await store.step(1, [], 10)).claims
+    before = count()
+    for number in range(2, 8):
+        ends = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
+        claims = (await store.step(number, ends, 10)).claims
+        assert len({claim.lane for claim in claims}) == 10
+    return count() - before
+
+
+@pytest.fixture
+def instructions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A number that grows with each `STEP` instructions of SQLite's machine."""
     counts = [0]
     connect = sqlite3.connect
 
@@ -83,7 +122,14 @@ async def test_a_spend_looks_at_as_much_with_4000_tenants_as_with_100(
         return connection
 
     monkeypatch.setattr(sqlite3, "connect", counting)
+    return counts
 
+
+@pytest.mark.slow
+@pytest.mark.real_processes
+async def test_a_spend_looks_at_as_much_with_4000_tenants_as_with_100(
+    tmp_path: Path, instructions: list[int]
+) -> None:
     async def spends(tenants: int) -> int:
         store = SqliteStore(tmp_path / f"{tenants}.db", synchronous="NORMAL")
         async with open_durable_lanes(store, {}, quotas=QUOTAS) as lanes:
@@ -92,11 +138,36 @@ async def test_a_spend_looks_at_as_much_with_4000_tenants_as_with_100(
                     for n in range(first, first + 100):
                         quota = lanes.quota(f"tenant:{n}")
                         nursery.start_soon(partial(quota.spend, tokens=1))
-            counts[0] = 0
+            instructions[0] = 0
             for n in range(40):
                 await lanes.quota(f"tenant:{n * tenants // 40}").spend(tokens=1)
-            return counts[0]
+            return instructions[0]
 
     few, many = await spends(100), await spends(4_000)
+    assert few > 0
+    assert many <= 1.2 * few
+
+
+@pytest.mark.slow
+@pytest.mark.real_processes
+async def test_a_claim_looks_at_as_much_with_4000_lanes_that_wait_as_with_100(
+    tmp_path: Path, instructions: list[int]
+) -> None:
+    calls = [0]
+
+    def count(frame: Any, event: str, of: Any) -> None:
+        calls[0] += event == "call"
+
+    threading.setprofile(count)  # of threads that begin now: that of the file
+
+    async def claims(lanes: int) -> int:
+        store = SqliteStore(tmp_path / f"{lanes}.db", synchronous="NORMAL")
+        async with store.open(OPENING):
+            return await claim_in_many_lanes(store, lanes, lambda: instructions[0] + calls[0])
+
+    try:
+        few, many = await claims(100), await claims(4_000)
+    finally:
+        threading.setprofile(None)
     assert few > 0
     assert many <= 1.2 * few

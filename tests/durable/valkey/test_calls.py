@@ -7,6 +7,7 @@ import pytest
 
 from trio_lanes.durable import Submission, ValkeyStore, open_durable_lanes
 
+from ..test_budgets import OPENING, claim_in_many_lanes
 from .server import Server
 
 pytestmark = pytest.mark.real_processes
@@ -42,3 +43,20 @@ async def test_the_ends_that_one_call_brings_are_one_message(
         jobs = await lanes.submit_many([Submission(name="echo", payload=n) for n in range(50)])
         assert [await job.wait() for job in jobs] == list(range(50))
         assert calls(server, "publish") - before < 10
+
+
+@pytest.mark.slow
+async def test_a_claim_makes_as_many_commands_with_4000_lanes_that_wait_as_with_100(
+    server: Server, namespace: str
+) -> None:
+    def commands() -> int:
+        return sum(map(int, re.findall(r":calls=(\d+)", server.ask("INFO", "commandstats"))))
+
+    async def claims(lanes: int) -> int:
+        store = ValkeyStore(server.url, namespace=f"{namespace}{lanes}")
+        async with store.open(OPENING):
+            return await claim_in_many_lanes(store, lanes, commands)
+
+    few, many = await claims(100), await claims(4_000)
+    assert few > 0
+    assert many <= 1.2 * few

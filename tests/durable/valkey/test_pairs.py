@@ -47,7 +47,7 @@ LUA_ONLY = {
     "blockers": "a_blocker blockers_of live_with some_runs_few ready_before",
     "budget": "Budget.label",
     "claims": """
-        payload_of sort_by_turn lanes_in_turn Isolation.running
+        payload_of passed_key FairTurns.read suspected Isolation.running
         Fronts.drop Fronts.front Fronts.first Fronts.pop
     """,
     "engine": """
@@ -87,7 +87,7 @@ PYTHON_ONLY = {
         CalendarWindow.end_of utc_offsets ahead_of_wall
     """,
     "claims": """
-        is_paused size read first pop ready shares LaneTurn._suspect LaneTurn.put_passed
+        is_paused size read first pop shares LaneTurn._suspect LaneTurn.put_passed
     """,
     "engine": "digest open_as_worker once check_joined take_in record",
     "fair": "key_of",

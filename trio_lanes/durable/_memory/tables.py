@@ -17,7 +17,7 @@ from .._contract.state import ENDED, PARKED, RUNNING, WAITING, DurableState
 from .._options.schedule import DurableSchedule
 from .._rules.answers import RemembersAnswers
 from .._rules.counts import COUNTED, Counts
-from .._rules.job_record import BEHIND_OWNER, ON_LIST, SESSION_PAUSED, JobRecord
+from .._rules.job_record import BEHIND_OWNER, ON_LIST, SESSION_PAUSED, JobRecord, place_on_list
 from .._rules.request import Request
 from .._rules.running import Running
 from .._rules.settings import Settings
@@ -96,7 +96,13 @@ class MemoryTables(RemembersAnswers, Settings):
             and job.ring == ring
             and (after is None or job.ready > after)
         ]
-        return sorted(jobs, key=_ready)[:limit]
+        return sorted(jobs, key=place_on_list)[:limit]
+
+    def look_ahead(self, lanes: Iterable[str], names: Collection[str]) -> None:
+        pass
+
+    def suspected(self) -> Collection[str]:
+        return {job.lane for job in self._in(WAITING) if job.crashed_with}
 
     def heads_of(self, lane: str, priority: int, party: str) -> list[JobRecord]:
         of = lane, priority, party, ON_LIST
@@ -117,7 +123,7 @@ class MemoryTables(RemembersAnswers, Settings):
             and job.ready >= 0
             and job.shelf != SESSION_PAUSED
         ]
-        return sorted(jobs, key=lambda job: (job.shelf, _ready(job)))
+        return sorted(jobs, key=lambda job: (job.shelf, place_on_list(job)))
 
     def due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
         over: list[JobRecord] = []
@@ -161,7 +167,7 @@ class MemoryTables(RemembersAnswers, Settings):
         return min(holding, key=lambda job: job.fence, default=None)
 
     def ready_before(self, job: JobRecord, limit: int) -> int:
-        mine = -job.priority, _ready(job)
+        mine = -job.priority, place_on_list(job)
         before = sum(
             other.lane == job.lane
             and other.ready is not None
@@ -299,11 +305,6 @@ class MemoryTables(RemembersAnswers, Settings):
 
     def recount(self) -> bool:
         return False  # there are no stored counts
-
-
-def _ready(job: JobRecord) -> int:
-    assert job.ready is not None
-    return job.ready
 
 
 def _due(job: JobRecord) -> float:

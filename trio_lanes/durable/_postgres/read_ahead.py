@@ -21,11 +21,11 @@ from .._rules.counts import Counts
 from .._rules.engine_store import Lookups
 from .._rules.job_record import JobRecord
 from .._rules.running import Running
-from .._sql.cache import place_of, ready_of
+from .._sql.cache import ListKey, place_of, ready_of
 from .._sql.list_front import ListFront
 from .._sql.rows import COLUMNS, SELECT, Cursor, Rows
 from .._sql.small_tables import SETTINGS
-from .._sql.tables import COUNTS, DUE, SPECIAL, SqlTables
+from .._sql.tables import COUNTS, DUE, SPECIAL, SUSPECTED, SqlTables
 
 QUEUE_FRONT: Final = 4
 """How many jobs of a session's queue are read at once."""
@@ -69,9 +69,9 @@ _FRONTS: Final = (
     f" CROSS JOIN LATERAL {_FRONT.format(_OF_ALL_LISTS)} j ORDER BY j.ready"
 )
 _MORE: Final = (
-    f"SELECT {_JOINED_COLUMNS} FROM (SELECT %(lane)s::text AS lane, %(name)s::text AS name,"
-    " %(ring)s::text AS ring, %(priority)s::int AS priority, %(after)s::bigint AS after) c"
-    f" CROSS JOIN LATERAL {_FRONT.format('%(limit)s')} j ORDER BY j.ready"
+    f"SELECT {_JOINED_COLUMNS} FROM (SELECT *, %s::bigint AS after FROM unnest(%s::text[],"
+    " %s::int[], %s::text[], %s::text[]) AS l(lane, priority, name, ring)) c"
+    f" CROSS JOIN LATERAL {_FRONT.format('%s')} j"
 )
 
 
@@ -163,25 +163,35 @@ class ReadAhead(SqlTables):
             execute(COUNTS),
             execute(self._sets()),
             execute(SELECT + SPECIAL),
+            execute(SUSPECTED),
             execute(DUE),
             fronts,
             limit,
         )
 
     def _read_image(
-        self, settings: Any, counts: Any, sets: Any, special: Any, due: Any, fronts: Any, limit: int
+        self,
+        settings: Any,
+        counts: Any,
+        sets: Any,
+        special: Any,
+        suspected: Any,
+        due: Any,
+        fronts: Any,
+        limit: int,
     ) -> None:
         cache = self._cache
         self._read_settings(settings.fetchall())
         cache.counts = Counts(((lane, state, name), n) for lane, state, name, n in counts)
         cache.runs = Running(sets.fetchall(), self._rows.records(special.fetchall()))
+        cache.suspected = {lane for (lane,) in suspected}
         self._read_parked_until(due)
         if fronts is None:
             return
         lists: dict[tuple[str, int, str, str], list[JobRecord]] = {
             (lane, priority, name, ""): []
-            for lane, name in cache.counts.waiting
-            if name in self._names
+            for lane, names in cache.counts.waiting.items()
+            for name in names.intersection(self._names)
             for priority in PRIORITIES
         }
         limit = min(limit, 1 + IMAGE // max(1, len(lists)))  # as in `_OF_ALL_LISTS`
@@ -189,7 +199,7 @@ class ReadAhead(SqlTables):
             lists[job.lane, job.priority, job.name, job.ring].append(job)
         for key, jobs in lists.items():
             front = cache.lists[key] = ListFront(ready_of, LIST_FRONT)
-            front.extend(jobs, complete=_is_all(jobs, limit))
+            front.extend(jobs, complete=self._is_all(jobs, limit))
 
     def _read_answers(self, tickets: Iterable[str], rows: Iterable[Any]) -> None:
         self._answers.update(dict.fromkeys(tickets, (-math.inf, "null")))
@@ -220,17 +230,12 @@ class ReadAhead(SqlTables):
                 self._read_answers(tickets, self._execute(ANSWERED, (tickets,)))
         return jobs
 
-    def _first(self, known: ListFront, after: int | None, limit: int) -> list[JobRecord] | None:
-        # fewer than are asked for will do: the caller asks again
-        return known.first(after, limit) or known.first(after, 1)
+    def _ready_behind(self, keys: Sequence[ListKey], after: int, limit: int) -> Iterable[JobRecord]:
+        rows = self._execute(_MORE, (after, *map(list, zip(*keys, strict=True)), limit))
+        return self._rows.records(rows)
 
-    def _read_ready(
-        self, lane: str, priority: int, name: str, ring: str, after: int, limit: int
-    ) -> tuple[list[JobRecord], bool]:
-        of = {"lane": lane, "priority": priority, "name": name, "ring": ring, "after": after}
-        rows = self._execute(_MORE, {**of, "limit": LIST_FRONT})
-        jobs = list(self._rows.records(rows))
-        return jobs, _is_all(jobs, LIST_FRONT)
+    def _is_all(self, jobs: Sequence[JobRecord], limit: int) -> bool:
+        return len(jobs) < limit and sum(map(bytes_of, jobs)) < STEP_BYTES
 
 
 @final
@@ -246,8 +251,3 @@ class _Asked:
         self.jobs: list[Cursor] = []
         self.heads: list[Cursor] = []
         self.records: list[JobRecord] = []
-
-
-def _is_all(jobs: Sequence[JobRecord], limit: int) -> bool:
-    """Whether a query for the front of a ready list has returned the whole list."""
-    return len(jobs) < limit and sum(map(bytes_of, jobs)) < STEP_BYTES

@@ -31,7 +31,7 @@ from .._wire.codec import decode
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
@@ -167,6 +167,7 @@ CREATE INDEX jobs_coalesce ON jobs (md5(coalesce)) WHERE coalesce IS NOT NULL;
 CREATE INDEX jobs_ended ON jobs (due)
     WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired');
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
+CREATE INDEX jobs_suspected ON jobs (lane) WHERE state = 'waiting' AND crashed_with > 0;
 CREATE INDEX jobs_name ON jobs (md5(name), id);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (md5(error), id) WHERE error IS NOT NULL;

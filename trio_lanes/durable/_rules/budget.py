@@ -46,8 +46,9 @@ class Budget:
 
     def limit(self, lane: str) -> LaneLimit | None:
         """Return the limits of a lane; None: it does not exist."""
-        limit = self._limits[lane] = limit_of(self._lanes, lane)
-        return limit
+        if lane not in self._limits:
+            self._limits[lane] = limit_of(self._lanes, lane)
+        return self._limits[lane]
 
     def _limit(self, lane: str) -> LaneLimit:
         limit = self._limits.get(lane) or self.limit(lane)

@@ -2,7 +2,8 @@
 
 Theory of operation:
 
-* Lanes take turns, in the order of their names, as far as their budgets allow.
+* Lanes take turns, in the order of their names, as far as their budgets allow. Of many lanes a
+  claim looks at those only whose turn comes while it has room.
 * In a lane the highest priority is served first, but a lower priority with ready jobs is passed
   over at most nine times in a row. In a lane with aging, the first jobs of the priorities compare
   ``priority + waited / aging`` instead, as in the core, each with its own wait.
@@ -22,10 +23,10 @@ Theory of operation:
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import islice
 from operator import methodcaller
 from typing import Final, final
 
@@ -37,13 +38,16 @@ from .affinity import Homes
 from .budget import Budget
 from .fair import key_of
 from .history import begun, process_key
-from .job_record import HOLDS_SLOT, JobRecord
+from .job_record import HOLDS_SLOT, JobRecord, place_on_list
 from .queues import Queues
 from .tables import FAIR_TURNS, LIMITS, SHARES, Tables
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
 """How often a priority is passed over at most; different, so that no claim owes both a turn."""
+
+AT_ONCE: Final = 50
+"""Of how many lanes the ready lists are read together at most."""
 
 _first: Final = methodcaller("first")
 
@@ -144,48 +148,66 @@ class Claims:
         self.unfinished: bool = False
         """Whether the last `take` stopped early, since its claims had `STEP_BYTES`."""
 
+    def _turns(
+        self, turns: FairTurns, budget: Budget, room: int, homes: Homes | None
+    ) -> Iterator[LaneTurn]:
+        """Yield the turns of lanes that may start a job: those of lanes with suspects first."""
+        queues, tables, names = self._queues, self._queues.tables, self._queues.opening.names
+        counts = tables.counts()
+
+        def free(lane: str) -> int:
+            limit = budget.limit(lane)
+            if limit is None or is_paused(limit, queues.now):
+                return 0
+            handled = not counts.waiting[lane].isdisjoint(names)
+            return int(min(room, budget.free(lane))) if handled else 0
+
+        lanes = counts.lanes_after(turns.served)
+        suspected = tables.suspected() if len(lanes) > 1 else ()
+        suspects: dict[str, LaneTurn] = {}
+        for lane in filter(suspected.__contains__, lanes) if suspected else ():
+            most = free(lane)
+            turn = LaneTurn(queues, lane, names, turns, budget, most, homes) if most else None
+            if turn is not None and turn.suspect is not None:
+                suspects[lane] = turn
+        yield from suspects.values()
+        others = ((lane, n) for lane in lanes if lane not in suspects and (n := free(lane)))
+        while some := dict(islice(others, min(room, AT_ONCE))):
+            tables.look_ahead(some, names)
+            for lane, most in some.items():
+                yield LaneTurn(queues, lane, names, turns, budget, most, homes)
+
     def take(self, instance: str, room: int) -> list[Claim]:
         """Claim up to ``room`` jobs for ``instance``."""
         queues = self._queues
         self.due, self.unfinished = None, False
         if room <= 0:
             return []
-        names, isolation = queues.opening.names, self._isolation
+        isolation = self._isolation
         isolation.begin(instance)
-        counts = queues.tables.counts()
-        lanes = sorted({lane for lane, name in counts.waiting if name in names})
-        if not lanes:  # as mostly in a step that reports the end of a job
+        if not queues.tables.counts().waiting:  # as mostly in a step that reports the end of a job
             self.due = isolation.due
             return []
         budget = Budget(queues.tables, queues.now)
         turns = FairTurns(queues.tables)
         homes = Homes(queues, instance) if queues.opening.affinity else None
-        after = bisect_right(lanes, turns.served)  # lanes come and go, also the one served last
-        waiting = []
-        for lane in lanes[after:] + lanes[:after]:
-            limit = budget.limit(lane)
-            if limit is None or is_paused(limit, queues.now):
-                continue
-            free = int(min(room, budget.free(lane)))
-            if free:
-                waiting.append(LaneTurn(queues, lane, names, turns, budget, free, homes))
-        if len(waiting) > 1:
-            waiting.sort(key=lambda turn: turn.suspect is None)
-        in_turn = deque(waiting)
+        unseen, seen = self._turns(turns, budget, room, homes), deque[LaneTurn]()
         claims: list[Claim] = []
         left = math.inf  # bytes, of payloads and checkpoints; one job may exceed `STEP_BYTES`
-        while in_turn and len(claims) < room and isolation.has_room and not self.unfinished:
-            turn = in_turn.popleft()
+        while len(claims) < room and isolation.has_room and not self.unfinished:
+            turn = next(unseen, None) or (seen.popleft() if seen else None)
+            if turn is None:
+                break
             job = turn.next(isolation, left)
             if job is not None:
                 claims.append(self._claim(job, instance))
                 isolation.add(job)
-                in_turn.append(turn)
+                seen.append(turn)
                 left = min(left, STEP_BYTES) - bytes_of(job)
             elif turn.needs_isolation:
                 break  # no lane gets more until enough runs have ended for the suspect
             elif turn.passes_over:
-                in_turn.append(turn)
+                seen.append(turn)
             self.unfinished = turn.needs_bytes
         if claims:
             turns.put_served(claims[-1].lane)
@@ -295,7 +317,7 @@ class _Front:
         if len(self._lists) == 1:
             (jobs,) = self._lists.values()
             return jobs[0]
-        return min((jobs[0] for jobs in self._lists.values()), key=_ready)
+        return min((jobs[0] for jobs in self._lists.values()), key=place_on_list)
 
     def pop(self, served: bool) -> bool:
         """Remove the first job; return whether its list must be read again."""
@@ -340,7 +362,7 @@ class _FairFront:
         heads: dict[str, JobRecord] = {}
         for (ring, name), after in self._after.items():
             for job in self._tables.ready(self._lane, self._priority, name, after, 1, ring):
-                heads[ring] = min(job, heads.get(ring, job), key=_ready)
+                heads[ring] = min(job, heads.get(ring, job), key=place_on_list)
         self._pulls, first = {}, heads.get(OTHERS)
         if len(heads) > 1 and not (first is not None and first.party is None):
             shares = self._shares
@@ -368,11 +390,6 @@ class _FairFront:
             noted = {ring: (shares.get(ring, (1, 0.0))[0], owed[ring]) for ring in owed}
             self._tables.put(SHARES, key_of(self._lane, self._priority), {**shares, **noted})
         return True
-
-
-def _ready(job: JobRecord) -> int:
-    assert job.ready is not None
-    return job.ready
 
 
 @final
@@ -407,8 +424,8 @@ class LaneTurn:
         """Whether the next job is too large for this step."""
         self.passes_over = False
         """Whether the next job was left to its home, and the one behind it is the next now."""
-        lists = queues.tables.counts().waiting
-        waiting = [name for name in names if (lane, name) in lists]
+        listed = queues.tables.counts().waiting.get(lane, ())
+        waiting = [name for name in names if name in listed]
         self._fronts: dict[int, _Front | _FairFront] = {}  # of the priorities that have jobs
         # the priority of the last job, to be read when that is claimed
         self._to_read: int | None = None
@@ -471,7 +488,7 @@ class LaneTurn:
             if first.id == job.id:
                 break
             looked += 1
-            count += first.priority != job.priority or _ready(first) < _ready(job)
+            count += first.priority != job.priority or place_on_list(first) < place_on_list(job)
             front = self._fronts[first.priority]
             if front.pop(served=False) and not front.read(self._limit):
                 del self._fronts[first.priority]

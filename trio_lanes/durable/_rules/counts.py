@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 
@@ -22,13 +23,14 @@ class Counts:
     So a claim and a submission do not read the numbers of all lanes.
 
     Attributes:
-      waiting: {(lane, handler's name) of which jobs are WAITING}
+      waiting: {lane: the handlers' names of its jobs that are WAITING}
       bound: {lane: how many of its jobs are waiting or parked}
     """
 
     def __init__(self, numbers: Iterable[tuple[Key, int]]) -> None:
         self._numbers: dict[Key, int] = {}
-        self.waiting: Final[set[tuple[str, str]]] = set()
+        self.waiting: Final[dict[str, set[str]]] = {}
+        self._lanes: list[str] | None = None  # those of `waiting` in order; None: not asked for yet
         self.bound: dict[str, int] = {}
         for key, number in numbers:
             self.add(key, number)
@@ -40,7 +42,31 @@ class Counts:
         if state in (_WAITING_TEXT, _PARKED_TEXT):
             self.bound[lane] = self.bound.get(lane, 0) + by
         if state == _WAITING_TEXT:
-            (self.waiting.add if number > 0 else self.waiting.discard)((lane, name))
+            self._note_waiting(lane, name, number > 0)
+
+    def _note_waiting(self, lane: str, name: str, waits: bool) -> None:
+        names = self.waiting.get(lane, set())
+        if (name in names) == waits:
+            return
+        if waits:
+            if not names:
+                self.waiting[lane] = names
+                if self._lanes is not None:
+                    insort(self._lanes, lane)
+            names.add(name)
+            return
+        names.remove(name)
+        if not names:
+            del self.waiting[lane]
+            if self._lanes is not None:
+                del self._lanes[bisect_left(self._lanes, lane)]
+
+    def lanes_after(self, lane: str) -> list[str]:
+        """Return the lanes of `waiting` in turn: those behind a name, then the others."""
+        if self._lanes is None:
+            self._lanes = sorted(self.waiting)
+        at = bisect_right(self._lanes, lane)  # lanes come and go, also the one served last
+        return self._lanes[at:] + self._lanes[:at]
 
     def all(self) -> dict[Key, int]:
         """Return all numbers that are not 0."""

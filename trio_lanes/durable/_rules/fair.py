@@ -71,7 +71,7 @@ def leave(tables: Tables, job: JobRecord, *, claimed: bool) -> None:
 
 def relist_changed(tables: Tables, before: Mapping[str, LaneLimit]) -> None:
     """List anew what waits in lanes that are fair now, or not any more, or have other weights."""
-    for waits in sorted({lane for lane, _ in tables.counts().waiting}):
+    for waits in sorted(tables.counts().waiting):
         past, present = limit_of(before, waits), limit_of(tables.of(LIMITS), waits)
         if past and present and (past.fair, past.weights) != (present.fair, present.weights):
             _relist(tables, waits)

@@ -94,6 +94,12 @@ class JobRecord:
         return f"messages {self.id}"
 
 
+def place_on_list(job: JobRecord) -> int:
+    """Return the place of a job that is on a ready list."""
+    assert job.ready is not None
+    return job.ready
+
+
 ON_LIST, BEHIND_OWNER, SESSION_PAUSED = 0, 1, 2
 """The values of `JobRecord.shelf`: not set aside; another job of its owner is before it; the
 session is paused."""

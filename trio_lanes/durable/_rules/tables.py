@@ -115,6 +115,12 @@ class Tables(Protocol):
     ) -> list[JobRecord]:
         """Return jobs of a ready list in order, behind place ``after``, without shelved jobs."""
 
+    def look_ahead(self, lanes: Iterable[str], names: Collection[str]) -> None:
+        """Be ready to be asked for the ready lists of lanes that have waiting jobs."""
+
+    def suspected(self) -> Collection[str]:
+        """Return the lanes in which a job waits that was running in a crash."""
+
     # ---- fair lanes: see `fair`
     fair: bool
     """Whether a lane may be fair."""

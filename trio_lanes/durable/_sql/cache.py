@@ -28,6 +28,8 @@ PAYLOADS: Final = 32 * 1024 * 1024
 """How many characters of payloads may be read before all cached fronts are dropped."""
 NEVER: Final = math.inf
 
+ListKey: TypeAlias = tuple[str, int, str, str]
+"""(lane, priority, handler's name, ring)"""
 _Move: TypeAlias = tuple[str, str, DurableState | None, DurableState | None]
 """(lane, handler's name, state before, state after)"""
 
@@ -50,6 +52,7 @@ class Cache:
       queues: by session, the front of its queue.
       lists: by lane, priority, handler's name and ring, the front of the ready list.
       runs: the running jobs.
+      suspected: the lanes in which a job waits that was running in a crash.
       counts: how many jobs there are, by lane, state and handler's name. Call `count` before.
       uncounted: {the same: the difference of this number from that in the table}. The same holds.
         It has ends of jobs, too, under the state with a plus, and no name.
@@ -60,8 +63,9 @@ class Cache:
 
     def __init__(self) -> None:
         self.queues: Final[dict[str, ListFront]] = {}
-        self.lists: Final[dict[tuple[str, int, str, str], ListFront]] = {}
+        self.lists: Final[dict[ListKey, ListFront]] = {}
         self.runs: Running | None = None
+        self.suspected: set[str] | None = None
         self.counts: Counts | None = None
         self.uncounted: Final[dict[Key, int]] = {}
         self._moves: Final[dict[_Move, int]] = {}  # {move: of how many jobs}, not counted yet
@@ -82,6 +86,8 @@ class Cache:
             self._changed_due(job)
         elif job.state is PARKED or "expires" in changes:
             self._changed_due(job)
+        if job.crashed_with or "crashed_with" in changes:
+            self.suspected = None
         if self.runs is not None:
             if job.state is RUNNING:
                 self.runs.put(job)

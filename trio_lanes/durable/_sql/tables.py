@@ -14,16 +14,17 @@ They stay below 2**53, which JSON and JavaScript keep exact, until the year 2255
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from .._contract.records import Selection
 from .._contract.state import DEAD_LETTERS, ENDED, DurableState
+from .._rules.claims import PRIORITIES
 from .._rules.counts import COUNTED, Counts, Key
-from .._rules.job_record import JobRecord
+from .._rules.job_record import JobRecord, place_on_list
 from .._rules.running import Running
 from .._rules.tables import PAUSES
-from .cache import NEVER, PAYLOADS, QUEUES_KEPT, Cache, place_of, ready_of
+from .cache import NEVER, PAYLOADS, QUEUES_KEPT, Cache, ListKey, place_of, ready_of
 from .list_front import ListFront
 from .rows import SELECT, Cursor, Rows
 from .small_tables import SmallTables
@@ -35,6 +36,8 @@ OUT_OF_ORDER: Final = 60.0
 A process reads the time, and may then wait for the transaction of another.
 """
 
+AHEAD: Final = 4
+"""How many jobs of each ready list are read for a claim that will look at many lanes."""
 LEAST_PLACE: Final = -(2**63)
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
 SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR crashed_with > 0)"
@@ -44,6 +47,9 @@ DUE: Final = (
     "SELECT min(due) FROM"
     " (SELECT min(due) AS due FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
     " UNION ALL SELECT min(expires) FROM main.jobs WHERE expires IS NOT NULL) AS times"
+)
+SUSPECTED: Final = (
+    "SELECT DISTINCT lane FROM main.jobs WHERE state = 'waiting' AND crashed_with > 0"
 )
 _ADD_COUNTS: Final = Many(
     "INSERT INTO main.counts AS c SELECT v.lane, v.state, v.name, v.n FROM v WHERE true"
@@ -174,33 +180,48 @@ class SqlTables(SmallTables):
         known = self._cache.lists.get(key)
         if known is None:
             known = self._cache.lists[key] = ListFront(ready_of, self._list_front)
-        while (found := self._first(known, after, limit)) is None:
-            self._rows.flush()
-            jobs, complete = self._read_ready(*key, last_of(known), limit)
-            known.extend(jobs, complete=complete)
+        # fewer than are asked for will do: the caller asks again
+        while (found := known.first(after, limit) or known.first(after, 1)) is None:
+            self._read_lists([key], last_of(known), max(limit, self._list_front))
         return found
 
-    def _first(self, known: ListFront, after: int | None, limit: int) -> list[JobRecord] | None:
-        return known.first(after, limit)
+    def look_ahead(self, lanes: Iterable[str], names: Collection[str]) -> None:
+        lists, waiting = self._cache.lists, self.counts().waiting
+        unknown = [
+            (lane, priority, name, "")
+            for lane in lanes
+            for name in waiting[lane].intersection(names)
+            for priority in PRIORITIES
+            if (lane, priority, name, "") not in lists
+        ]
+        if unknown:
+            for key in unknown:
+                lists[key] = ListFront(ready_of, self._list_front)
+            self._read_lists(unknown, LEAST_PLACE, AHEAD)
 
-    def _read_ready(
-        self, lane: str, priority: int, name: str, ring: str, after: int, limit: int
-    ) -> tuple[list[JobRecord], bool]:
-        """Read the next jobs of a ready list; return whether they are all that follow, too."""
-        most = max(limit, self._list_front)
-        jobs = self._rows.select(
-            "[lane] = :lane AND priority = :priority AND [name] = :name AND [ring] = :ring"
-            " AND ready > :after AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT :limit",
-            {
-                "lane": lane,
-                "priority": priority,
-                "name": name,
-                "ring": ring,
-                "after": after,
-                "limit": most,
-            },
-        )
-        return jobs, len(jobs) < most
+    def _read_lists(self, keys: Sequence[ListKey], after: int, limit: int) -> None:
+        """Read the next jobs of some ready lists, of each up to ``limit``."""
+        self._rows.flush()
+        found: dict[ListKey, list[JobRecord]] = {key: [] for key in keys}
+        for job in self._ready_behind(keys, after, limit):
+            found[job.lane, job.priority, job.name, job.ring].append(job)
+        for key, jobs in found.items():
+            jobs.sort(key=place_on_list)
+            self._cache.lists[key].extend(jobs, complete=self._is_all(jobs, limit))
+
+    def _is_all(self, jobs: Sequence[JobRecord], limit: int) -> bool:
+        """Whether jobs that were read from a ready list are all of it."""
+        return len(jobs) < limit
+
+    @abstractmethod
+    def _ready_behind(self, keys: Sequence[ListKey], after: int, limit: int) -> Iterable[JobRecord]:
+        """Return the next jobs of some ready lists, of each up to ``limit``, in any order."""
+
+    def suspected(self) -> Collection[str]:
+        if self._cache.suspected is None:
+            self._rows.flush()
+            self._cache.suspected = {lane for (lane,) in self._execute(SUSPECTED)}
+        return self._cache.suspected
 
     def heads_of(self, lane: str, priority: int, party: str) -> list[JobRecord]:
         return self._of_party(lane, priority, party, "shelf = 0")

@@ -30,7 +30,7 @@ from .._contract.errors import (
 from .._sql.schema import KEYED, TABLES
 
 APPLICATION_ID: Final = 0x744C6E73  # "tLns"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 CHECKED_UP_TO: Final = 16 * 1024 * 1024
 """Files up to this size are checked whenever they are opened."""
 BUSY_TIMEOUT: Final = 4.0
@@ -82,6 +82,7 @@ CREATE INDEX jobs_expires ON jobs (expires) WHERE expires IS NOT NULL;
 CREATE INDEX jobs_coalesce ON jobs (coalesce) WHERE coalesce IS NOT NULL;
 CREATE INDEX jobs_delayed ON jobs (session) WHERE state = 'parked' AND place IS NULL;
 CREATE INDEX jobs_running ON jobs (id) WHERE state = 'running';
+CREATE INDEX jobs_suspected ON jobs (state, lane) WHERE crashed_with > 0;
 CREATE INDEX jobs_name ON jobs (name);
 CREATE INDEX jobs_letters ON jobs (id) WHERE error IS NOT NULL;
 CREATE INDEX jobs_error ON jobs (error) WHERE error IS NOT NULL;

@@ -8,6 +8,7 @@ clock that has gone back: they were counted, however long it took.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -18,10 +19,11 @@ from .._contract.errors import StoreLockedError
 from .._contract.state import ENDED, DurableState
 from .._rules.answers import RemembersAnswers
 from .._rules.engine import Engine
+from .._rules.job_record import JobRecord
 from .._rules.tables import INSTANCES
 from .._sql.act_thread import HandedAct, Transactions
-from .._sql.cache import NEVER
-from .._sql.rows import Row
+from .._sql.cache import NEVER, ListKey
+from .._sql.rows import COLUMNS, Row
 from .._sql.statements import Many
 from .._sql.tables import SqlTables, number_at
 from .machine_time import Moment
@@ -38,6 +40,15 @@ TOLERANCE: Final = 0.1
 """Seconds by which the wall clock may be set before the jobs with a ``run_at`` follow it."""
 CLOCK_STEP: Final = 1.0
 """Seconds by which the store's time may be ahead of the time in the file."""
+_READY_BEHIND: Final = (
+    f"SELECT {', '.join(f'j.{column}' for column in COLUMNS)} FROM json_each(?3) AS list"
+    " CROSS JOIN jobs AS j WHERE j.id IN (SELECT id FROM jobs"
+    " WHERE lane = json_extract(list.value, '$[0]')"
+    " AND priority = json_extract(list.value, '$[1]') AND name = json_extract(list.value, '$[2]')"
+    " AND ring = json_extract(list.value, '$[3]')"
+    " AND ready > ?1 AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT ?2)"
+)
+"""The fronts of some ready lists: the lists come first, so that each is looked up in the index."""
 
 
 @final
@@ -75,6 +86,9 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
 
     def _stream(self, statement: str) -> Iterable[Any]:
         return self._execute(statement)
+
+    def _ready_behind(self, keys: Sequence[ListKey], after: int, limit: int) -> Iterable[JobRecord]:
+        return self._rows.records(self._execute(_READY_BEHIND, (after, limit, json.dumps(keys))))
 
     # ---- transactions
 

@@ -15,7 +15,7 @@
 -- some; then acts: verb, number of arguments, arguments.
 
 local huge = 1 / 0  -- a library may not use `math` while it is loaded
-local SCHEMA = 2
+local SCHEMA = 3
 local MIGRATIONS = {}  -- by schema: the function that makes the next schema of it
 local SECOND = 1000000
 local FIRST = 7       -- the place of the first act

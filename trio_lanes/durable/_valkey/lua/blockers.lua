@@ -108,7 +108,7 @@ end
 -- How many jobs of its lane are before a job on ready lists: PAGE at most.
 local function ready_before(job)
   local before = 0
-  for entry in pairs(ready_lists()[job.lane] or {}) do
+  for entry in pairs(lists_of(job.lane)) do
     local priority = tonumber(string.match(entry, '^-?%d'))
     local ends = priority > job.priority and '+inf' or '(' .. int(job.ready)
     if priority >= job.priority then

@@ -1,6 +1,6 @@
 -- Claims: which ready jobs an instance with free capacity may run.
 --
--- Lanes take turns. In a lane the highest priority goes first, but a lower priority with ready jobs
+-- Lanes take turns; of many lanes a claim looks at those only whose turn comes while it has room. In a lane the highest priority goes first, but a lower priority with ready jobs
 -- is passed over at most nine times in a row; with aging, `rank` decides. In a priority the fronts of
 -- the lists whose handlers the instance has are merged by ready number. Whose turn it is is in the hash
 -- `turns`, over all instances. A suspect (`max_runs_with`) goes before all other jobs, and an instance that runs a suspect
@@ -43,25 +43,38 @@ end
 
 -- ---- whose turn it is: the values of the hash `turns`, and their changes
 
+local function passed_key(lane, priority)
+  return 'passed ' .. priority .. ' ' .. lane
+end
+
+-- `known`: what has been read; false: nothing is there.
 function FairTurns.new()
-  local known, flat = {}, call('HGETALL', ROOT .. 'turns')
-  for at = 1, #flat, 2 do
-    known[flat[at]] = flat[at + 1]
+  local served = call('HGET', ROOT .. 'turns', 'served')
+  return setmetatable({ known = { served = served }, new = {} }, FairTurns)
+end
+
+-- Read how often the priorities of a lane were passed over.
+function FairTurns:read(lane)
+  local keys = {}
+  for at, priority in ipairs(PRIORITIES) do
+    keys[at] = passed_key(lane, priority)
   end
-  return setmetatable({ known = known, new = {} }, FairTurns)
+  for at, times in ipairs(call('HMGET', ROOT .. 'turns', unpack(keys))) do
+    self.known[keys[at]] = times
+  end
 end
 
 function FairTurns:served()
-  return self.new.served or self.known.served
+  return self.new.served or self.known.served or ''
 end
 
 function FairTurns:passed(lane, priority)
-  local key = 'passed ' .. priority .. ' ' .. lane
+  local key = passed_key(lane, priority)
   return tonumber(self.new[key] or self.known[key] or 0)
 end
 
 function FairTurns:put_passed(lane, priority, times)
-  self.new['passed ' .. priority .. ' ' .. lane] = times
+  self.new[passed_key(lane, priority)] = times
 end
 
 function FairTurns:put_served(lane)
@@ -89,11 +102,14 @@ end
 
 -- ---- the claims of one step
 
--- The lanes that may have ready jobs, by name, beginning behind the lane of the last claim.
-local function sort_by_turn(served)
-  local found = {}
-  for lane in pairs(ready_lists()) do
-    found[#found + 1] = lane
+-- The lanes in which a job waits that was running in a crash, in turn.
+local function suspected(served)
+  local found, known = {}, {}
+  for _, id in ipairs(call('ZRANGE', ROOT .. 'sw', 0, -1)) do
+    local lane = find(id).lane
+    if not known[lane] then
+      found[#found + 1], known[lane] = lane, true
+    end
   end
   table.sort(found, function(one, other)
     if (one > served) ~= (other > served) then
@@ -104,23 +120,35 @@ local function sort_by_turn(served)
   return found
 end
 
--- The turns of lanes that may start a job: lanes with suspects first.
-local function lanes_in_turn(names, budget, turns, homes)
-  local suspects, others = {}, {}
-  for _, lane in ipairs(sort_by_turn(turns:served() or '')) do
+-- An iterator over the turns of lanes that may start a job: those of lanes with suspects first.
+function Claims.turns(names, budget, turns, homes)
+  local function turn_of(lane)
     local limit = budget:limit(lane)
-    if limit and not is_paused(limit) then
+    if limit and not is_paused(limit) and budget:free(lane) > 0 then
       local turn = LaneTurn.new(lane, names, turns, budget, homes)
-      if turn.fronts.present and budget:free(lane) > 0 then
-        local line = turn:suspect() and suspects or others
-        line[#line + 1] = turn
+      return turn.fronts.present and turn
+    end
+  end
+  local served, suspects, is_suspect = turns:served(), {}, {}
+  for _, lane in ipairs(suspected(served)) do
+    local turn = turn_of(lane)
+    if turn and turn:suspect() then
+      suspects[#suspects + 1], is_suspect[lane] = turn, true
+    end
+  end
+  local at, next_lane = 0, lanes_after(served)
+  return function()
+    at = at + 1
+    if suspects[at] then
+      return suspects[at]
+    end
+    for lane in next_lane do
+      local turn = not is_suspect[lane] and turn_of(lane)
+      if turn then
+        return turn
       end
     end
   end
-  for _, turn in ipairs(others) do
-    suspects[#suspects + 1] = turn
-  end
-  return suspects
 end
 
 -- Claim up to `room` jobs. Return the claims, when what kept a job out ends, and whether the claims
@@ -132,25 +160,31 @@ function Claims.take(instance, info, room)
   end
   local isolation = Isolation.begin(instance)
   write_changed()
-  if not next(ready_lists()) then
+  if not has_lists() then
     return claims, isolation.due, false
   end
   local budget, turns = Budget.new(), FairTurns.new()
   local homes = info.affinity > 0 and Homes.new(info.affinity)
-  local in_turn, at = lanes_in_turn(info.handles, budget, turns, homes), 1
-  local left, why = huge, nil
-  while in_turn[at] and #claims < room and isolation:has_room() and why ~= 'bytes' do
-    local turn, job = in_turn[at], nil
-    at = at + 1
+  local unseen, seen, at = Claims.turns(info.handles, budget, turns, homes), {}, 0
+  local left, why, is_end = huge, nil, false
+  while #claims < room and isolation:has_room() and why ~= 'bytes' do
+    local turn, job = not is_end and unseen() or nil, nil
+    if not turn then
+      at, is_end = at + 1, true
+      turn = seen[at]
+    end
+    if not turn then
+      break
+    end
     job, why = turn:next(isolation, left)
     if job then
       turns:put_served(job.lane)
       claims[#claims + 1] = Claims.claim(job, instance, info)
       isolation:add(job)
-      in_turn[#in_turn + 1] = turn
+      seen[#seen + 1] = turn
       left = math.min(left, STEP_BYTES) - bytes_of(job)
     elseif why == 'home' then
-      in_turn[#in_turn + 1] = turn
+      seen[#seen + 1] = turn
     elseif why == 'isolation' then
       break
     end
@@ -235,7 +269,7 @@ end
 function Fronts.new(lane, names)
   local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, left = {}, present = false }
   fronts.weights, fronts.rings = fair.weights_of(lane), {}
-  for entry in pairs(ready_lists()[lane] or {}) do
+  for entry in pairs(lists_of(lane)) do
     local priority, name, ring = parts_of(entry)
     if names[name] then
       fronts.lists[priority][entry], fronts.rings[entry], fronts.present = true, ring, true
@@ -318,6 +352,7 @@ end
 -- ---- the turn of one lane in a claim
 
 function LaneTurn.new(lane, names, turns, budget, homes)
+  turns:read(lane)
   return setmetatable({
     lane = lane, fronts = Fronts.new(lane, names), turns = turns, budget = budget, homes = homes,
     ages = budget:limit(lane).ages,

@@ -229,7 +229,7 @@ end
 
 -- The indexes that are compared with the jobs in them.
 local function checked_indexes()
-  local keys, of_lanes = { 'due', 'at', 'wants', 'dead', 'failed' }, lanes_in_use()
+  local keys, of_lanes = { 'due', 'at', 'sw', 'wants', 'dead', 'failed' }, lanes_in_use()
   for _, count in ipairs(all_counts()) do
     of_lanes[count[2]] = true
   end
@@ -241,8 +241,10 @@ local function checked_indexes()
   for _, instance in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
     keys[#keys + 1] = 'run:' .. instance
   end
-  for _, list in ipairs(members(ROOT .. 'lists')) do
-    keys[#keys + 1] = 'r:' .. list
+  for lane in lanes_after('') do
+    for entry in pairs(lists_of(lane)) do
+      keys[#keys + 1] = 'r:' .. named(lane) .. ':' .. entry
+    end
   end
   return keys
 end

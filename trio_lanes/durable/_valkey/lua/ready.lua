@@ -4,14 +4,17 @@
 --   r:<lane>:<priority>+<ring>:<name>   a list of a ring of a fair lane; the others are as well
 --   ph:<lane>:<priority>:<party>        the jobs that stand for an owner on lists; see fair
 --   pb:<lane>:<priority>:<name>:<party> those that are shelved behind them
---   lists                        the lists that may have jobs, as <lane>:<priority>:<name>
+--   lists:<lane>                 the lists of a lane that may have jobs, as <priority>:<name>
+--   lists                        the lanes with such lists: a sorted set in the order of their names
 
 local LEVELS = { [1] = '1:', [0] = '0:', [-1] = '-1:' }
 
-local LISTS  -- by lane: its lists, as <priority>:<name>; nil: they have not been read
+local LANES = 50  -- of how many lanes the names are read at once
+
+local LISTS  -- by lane: its lists, as far as they have been read
 
 at_call(function()
-  LISTS = nil
+  LISTS = {}
 end)
 
 local function ready_list(lane, entry)
@@ -41,32 +44,52 @@ local function party_list(lane, priority, party, name)
   return ROOT .. (name and 'pb:' .. of .. named(name) .. ':' or 'ph:' .. of) .. party
 end
 
-local function add_list(lane, entry)
-  LISTS[lane] = LISTS[lane] or {}
-  LISTS[lane][entry] = true
-end
-
-local function ready_lists()
-  if not LISTS then
-    LISTS = {}
-    for _, list in ipairs(members(ROOT .. 'lists')) do
-      add_list(split(list))
+local function lists_of(lane)
+  if not LISTS[lane] then
+    LISTS[lane] = {}
+    for _, entry in ipairs(members(ROOT .. 'lists:' .. lane)) do
+      LISTS[lane][entry] = true
     end
   end
-  return LISTS
+  return LISTS[lane]
 end
 
--- Note that a list is not empty. A later act of this call reads the lists again.
+local function has_lists()
+  return call('EXISTS', ROOT .. 'lists') == 1
+end
+
+-- An iterator over the lanes that may have ready jobs, in turn: those behind a name, then the others.
+local function lanes_after(name)
+  local from, to, page, at = '(' .. name, '+', nil, 0
+  return function()
+    at = at + 1
+    while not page or not page[at] do
+      if page and #page < LANES then
+        if to ~= '+' then
+          return nil
+        end
+        from, to = '-', '[' .. name
+      end
+      page, at = call('ZRANGEBYLEX', ROOT .. 'lists', from, to, 'LIMIT', 0, LANES), 1
+    end
+    from = '(' .. page[at]
+    return page[at]
+  end
+end
+
+-- Note that a list is not empty.
 local function note_list(lane, entry)
-  call('SADD', ROOT .. 'lists', named(lane) .. ':' .. entry)
-  LISTS = nil
+  if call('SADD', ROOT .. 'lists:' .. lane, entry) == 1 then
+    call('ZADD', ROOT .. 'lists', 0, lane)
+    LISTS[lane] = nil
+  end
 end
 
 -- Forget a list that is empty.
 local function drop_list(lane, entry)
-  call('SREM', ROOT .. 'lists', named(lane) .. ':' .. entry)
-  if LISTS and LISTS[lane] then
-    LISTS[lane][entry] = nil
-    LISTS[lane] = next(LISTS[lane]) and LISTS[lane]
+  call('SREM', ROOT .. 'lists:' .. lane, entry)
+  if call('EXISTS', ROOT .. 'lists:' .. lane) == 0 then
+    call('ZREM', ROOT .. 'lists', lane)
   end
+  LISTS[lane] = nil
 end

@@ -18,6 +18,7 @@
 --                               followed
 --   run:<instance>              running jobs, by fence; of these, x: cancelled, le: their slot is
 --                               lent, su: suspects that have not lent it
+--   sw                          waiting jobs that were running in a crash, by id
 --   h:<lane>, want:<lane>       the runs that hold a slot, and the runs that want theirs back
 --   wants                       all runs that want their slots back
 --   k:<key>                     jobs with that key of a Coalesce that have not ended: by -1 if none has
@@ -72,6 +73,9 @@ local function indexes(job)
     if state == 'parked' or job.expires then
       at[ROOT .. 'due'] = math.min(state == 'parked' and job.due or huge, job.expires or huge)
     end
+  end
+  if state == 'waiting' and job.crashed_with then
+    at[ROOT .. 'sw'] = id
   end
   if job.ready and not job.shelf then
     at[ready_list(job.lane, entry_of(job))] = job.ready

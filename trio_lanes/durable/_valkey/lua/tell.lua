@@ -151,19 +151,20 @@ local function wake_of_kind(kind, for_others)
   return false
 end
 
--- The names of handlers for which a job may start, as far as slots allow it.
-local function startable_names(lists)
-  local names, budget = {}, Budget.new()
-  for lane, entries in pairs(lists) do
+-- Whether a job of some handlers may start, as far as slots allow it.
+local function may_start(names, budget)
+  for lane in lanes_after('') do
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) and budget:free(lane) > 0 then
-      for entry in pairs(entries) do
+      for entry in pairs(lists_of(lane)) do
         local _, name = parts_of(entry)
-        names[name] = true
+        if names[name] then
+          return true
+        end
       end
     end
   end
-  return names
+  return false
 end
 
 -- Runs that want their slots back try again after a step of their instance.
@@ -185,20 +186,18 @@ local function wake(for_others)
     wake_slot_requests()
   end
   write_changed()
-  local lists = LOOK and ready_lists() or {}
-  if not next(lists) and not SOON then
+  if not SOON and not has_lists() then
     return
   end
-  local names
+  local budget = Budget.new()
   local kinds = call('HGETALL', ROOT .. 'kinds')
   for at = 1, #kinds, 2 do
     if call('EXISTS', ROOT .. 'idle:' .. kinds[at]) == 1 then
-      names = names or startable_names(lists)
-      local is_needed = SOON
+      local names = {}
       for _, name in ipairs(cmsgpack.unpack(kinds[at + 1])) do
-        is_needed = is_needed or names[name]
+        names[name] = true
       end
-      if is_needed and wake_of_kind(kinds[at], for_others) then
+      if (SOON or may_start(names, budget)) and wake_of_kind(kinds[at], for_others) then
         return
       end
     end
