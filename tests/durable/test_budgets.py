@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,10 @@ async def test_an_instrument_hears_once_in_a_window_that_80_percent_of_a_quota_a
     assert len(said) == 4
 
 
+ONCE = (RateLimit(1, per=1e6, algorithm="sliding"),)
 OPENING = Opening(
     names=frozenset({"a"}),
-    lanes={"tenant:*": LaneLimit(2)},
+    lanes={"tenant:*": LaneLimit(2), "held:*": LaneLimit(2, rates=ONCE), "main": LaneLimit(1)},
     max_crashes=3,
     hold=False,
     result_ttl=100.0,
@@ -104,6 +105,25 @@ async def claim_in_many_lanes(store: Store, lanes: int, count: Callable[[], int]
         ends = [Finish(claim.id, claim.fence, Succeeded("1")) for claim in claims]
         claims = (await store.step(number, ends, 10)).claims
         assert len({claim.lane for claim in claims}) == 10
+    return count() - before
+
+
+async def step_beside_held_lanes(store: Store, lanes: int, count: Callable[[], int]) -> int:
+    """Return by how much a count grows in ten steps while rates hold many lanes with jobs."""
+    await store.join("me")
+    for first in range(0, lanes, 100):
+        some = range(first, first + 100)
+        jobs = [SubmittedJob(name="a", lane=f"held:{n}") for n in some for _ in range(2)]
+        await store.do(Enqueue(jobs), f"t{first}")
+    claimed, number = 0, 0
+    while claimed < lanes:
+        number += 1
+        claimed += len((await store.step(number, [], 100)).claims)
+    await store.step(number + 1, [], 5)
+    before = count()
+    for n in range(10):
+        await store.do(Enqueue([SubmittedJob(name="other", lane="main")]), f"m{n}")
+        assert not (await store.step(number + 2 + n, [], 5)).claims
     return count() - before
 
 
@@ -150,8 +170,14 @@ async def test_a_spend_looks_at_as_much_with_4000_tenants_as_with_100(
 
 @pytest.mark.slow
 @pytest.mark.real_processes
-async def test_a_claim_looks_at_as_much_with_4000_lanes_that_wait_as_with_100(
-    tmp_path: Path, instructions: list[int]
+@pytest.mark.parametrize(
+    ("play", "most"), [(claim_in_many_lanes, 4_000), (step_beside_held_lanes, 1_000)]
+)
+async def test_a_claim_looks_at_as_much_with_very_many_lanes_that_wait_as_with_100(
+    play: Callable[[Store, int, Callable[[], int]], Awaitable[int]],
+    most: int,
+    tmp_path: Path,
+    instructions: list[int],
 ) -> None:
     calls = [0]
 
@@ -163,10 +189,10 @@ async def test_a_claim_looks_at_as_much_with_4000_lanes_that_wait_as_with_100(
     async def claims(lanes: int) -> int:
         store = SqliteStore(tmp_path / f"{lanes}.db", synchronous="NORMAL")
         async with store.open(OPENING):
-            return await claim_in_many_lanes(store, lanes, lambda: instructions[0] + calls[0])
+            return await play(store, lanes, lambda: instructions[0] + calls[0])
 
     try:
-        few, many = await claims(100), await claims(4_000)
+        few, many = await claims(100), await claims(most)
     finally:
         threading.setprofile(None)
     assert few > 0

@@ -61,6 +61,7 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
         "test_a_budget_is_low_once_in_its_window_when_80_percent_are_used",
         "test_a_session_stays_for_a_while_where_its_last_job_ran",
         "test_lanes_in_which_each_wait_can_end_are_healthy",
+        "test_of_many_lanes_that_cannot_start_a_job_each_starts_one_when_it_can",
         "test_the_status_says_where_the_wait_went",
         "test_what_a_person_grants_can_be_spent_until_the_window_has_passed",
         "test_what_is_above_the_limit_of_a_day_may_be_spent_on_the_next",

@@ -1,13 +1,14 @@
 """How many calls of the script a job takes."""
 
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from trio_lanes.durable import Submission, ValkeyStore, open_durable_lanes
+from trio_lanes.durable import Store, Submission, ValkeyStore, open_durable_lanes
 
-from ..test_budgets import OPENING, claim_in_many_lanes
+from ..test_budgets import OPENING, claim_in_many_lanes, step_beside_held_lanes
 from .server import Server
 
 pytestmark = pytest.mark.real_processes
@@ -46,8 +47,14 @@ async def test_the_ends_that_one_call_brings_are_one_message(
 
 
 @pytest.mark.slow
-async def test_a_claim_makes_as_many_commands_with_4000_lanes_that_wait_as_with_100(
-    server: Server, namespace: str
+@pytest.mark.parametrize(
+    ("play", "most"), [(claim_in_many_lanes, 4_000), (step_beside_held_lanes, 1_000)]
+)
+async def test_a_claim_makes_as_many_commands_with_very_many_lanes_that_wait_as_with_100(
+    play: Callable[[Store, int, Callable[[], int]], Awaitable[int]],
+    most: int,
+    server: Server,
+    namespace: str,
 ) -> None:
     def commands() -> int:
         return sum(map(int, re.findall(r":calls=(\d+)", server.ask("INFO", "commandstats"))))
@@ -55,8 +62,8 @@ async def test_a_claim_makes_as_many_commands_with_4000_lanes_that_wait_as_with_
     async def claims(lanes: int) -> int:
         store = ValkeyStore(server.url, namespace=f"{namespace}{lanes}")
         async with store.open(OPENING):
-            return await claim_in_many_lanes(store, lanes, commands)
+            return await play(store, lanes, commands)
 
-    few, many = await claims(100), await claims(4_000)
+    few, many = await claims(100), await claims(most)
     assert few > 0
     assert many <= 1.2 * few

@@ -98,7 +98,7 @@ class MemoryTables(RemembersAnswers, Settings):
         ]
         return sorted(jobs, key=place_on_list)[:limit]
 
-    def look_ahead(self, lanes: Iterable[str], names: Collection[str]) -> None:
+    def look_ahead(self, lanes: Collection[str], names: Collection[str]) -> None:
         pass
 
     def suspected(self) -> Collection[str]:

@@ -9,6 +9,7 @@ the reservation of that member.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, final
@@ -29,7 +30,8 @@ class Budget:
     """The limits of lanes, less their use, inside of one transaction.
 
     Attributes:
-      due: when a rate allows the next start of a lane that only a rate has refused; or None.
+      refused: {lane that a rate has refused: when it allows the next start}
+      due: when a rate allows the next start of a lane that only a rate has refused; or inf.
     """
 
     def __init__(self, tables: Tables, now: float) -> None:
@@ -42,7 +44,8 @@ class Budget:
         for name, limit in tables.of(GROUPS).items():
             self._groups.update(dict.fromkeys(limit.members, _GroupUse(name, limit)))
         self._meters_of: Final[dict[str, list[rates.Meter]]] = {}
-        self.due: float | None = None
+        self.refused: Final[dict[str, float]] = {}
+        self.due: float = math.inf
 
     def limit(self, lane: str) -> LaneLimit | None:
         """Return the limits of a lane; None: it does not exist."""
@@ -118,8 +121,15 @@ class Budget:
         ready_at = rates.ready_at(self._tables, meters, rates.costs_of(job))
         if ready_at <= self._now:
             return True
-        self.due = ready_at if self.due is None else min(self.due, ready_at)
+        self.due = min(self.due, ready_at)
+        self.refused[job.lane] = ready_at
         return False
+
+    def is_held(self, lane: str) -> bool:
+        """Whether a lane without a free slot, or that its rates refuse, is held by itself alone."""
+        if lane in self.refused:
+            return self._group(lane) is None
+        return self._use(lane) >= self._limit(lane).concurrency
 
     def take(self, job: JobRecord) -> None:
         """Take a slot for a job, and charge the rates."""

@@ -3,7 +3,8 @@
 Theory of operation:
 
 * Lanes take turns, in the order of their names, as far as their budgets allow. Of many lanes a
-  claim looks at those only whose turn comes while it has room.
+  claim looks at those only whose turn comes while it has room. If many of them cannot start a
+  job, they are put aside until their jobs or limits change, or their time comes.
 * In a lane the highest priority is served first, but a lower priority with ready jobs is passed
   over at most nine times in a row. In a lane with aging, the first jobs of the priorities compare
   ``priority + waited / aging`` instead, as in the core, each with its own wait.
@@ -27,7 +28,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import islice
-from operator import methodcaller
+from operator import is_, methodcaller
 from typing import Final, final
 
 from ..._config.shares import OTHERS, next_class, note_served
@@ -36,18 +37,24 @@ from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
 from .affinity import Homes
 from .budget import Budget
+from .counts import Counts
 from .fair import key_of
 from .history import begun, process_key
 from .job_record import HOLDS_SLOT, JobRecord, place_on_list
 from .queues import Queues
-from .tables import FAIR_TURNS, LIMITS, SHARES, Tables
+from .tables import FAIR_TURNS, GROUPS, LIMITS, SHARES, Tables
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
 """How often a priority is passed over at most; different, so that no claim owes both a turn."""
 
 AT_ONCE: Final = 50
-"""Of how many lanes the ready lists are read together at most."""
+"""Of how many lanes the ready lists are read together at most; no more are looked at in vain."""
+ASIDE_FOR: Final = 60.0
+"""Seconds after which the first lane that was put aside is looked at again, at the latest.
+
+The last one is after twice as many: they do not come back all at once.
+"""
 
 _first: Final = methodcaller("first")
 
@@ -145,23 +152,32 @@ class Claims:
         self._here: Final = process_key(queues.opening.host, queues.opening.pid)
         self.due: float | None = None
         """When a job may start that a rate, a suspect or its home kept out of the last `take`."""
+        self._limits: tuple[object, object] = None, None  # when lanes were put aside last
+        self._vain = 0  # how many lanes the present `take` has looked at in vain
         self.unfinished: bool = False
         """Whether the last `take` stopped early, since its claims had `STEP_BYTES`."""
 
     def _turns(
-        self, turns: FairTurns, budget: Budget, room: int, homes: Homes | None
+        self, counts: Counts, turns: FairTurns, budget: Budget, room: int, homes: Homes | None
     ) -> Iterator[LaneTurn]:
         """Yield the turns of lanes that may start a job: those of lanes with suspects first."""
         queues, tables, names = self._queues, self._queues.tables, self._queues.opening.names
-        counts = tables.counts()
 
         def free(lane: str) -> int:
-            limit = budget.limit(lane)
-            if limit is None or is_paused(limit, queues.now):
-                return 0
-            handled = not counts.waiting[lane].isdisjoint(names)
-            return int(min(room, budget.free(lane))) if handled else 0
+            limit, until = budget.limit(lane), math.inf
+            if limit is not None and is_paused(limit, queues.now):
+                until = limit.paused_until or until
+            elif limit is not None and not counts.waiting[lane].isdisjoint(names):
+                n = int(min(room, budget.free(lane)))
+                if n or not budget.is_held(lane):
+                    return n
+            self._put_aside(counts, lane, until)
+            return 0
 
+        limits = tables.of(LIMITS), tables.of(GROUPS)
+        unchanged = all(map(is_, limits, self._limits))
+        self._limits, self._vain = limits, 0
+        counts.look_again(queues.now, at_all=not unchanged)
         lanes = counts.lanes_after(turns.served)
         suspected = tables.suspected() if len(lanes) > 1 else ()
         suspects: dict[str, LaneTurn] = {}
@@ -177,6 +193,14 @@ class Claims:
             for lane, most in some.items():
                 yield LaneTurn(queues, lane, names, turns, budget, most, homes)
 
+    def _put_aside(
+        self, counts: Counts, lane: str, until: float, rated_until: float = math.inf
+    ) -> None:
+        self._vain += 1
+        if self._vain > AT_ONCE:
+            longest = ASIDE_FOR * (1 + self._vain % 64 / 64)
+            counts.put_aside(lane, min(until, self._queues.now + longest), rated_until)
+
     def take(self, instance: str, room: int) -> list[Claim]:
         """Claim up to ``room`` jobs for ``instance``."""
         queues = self._queues
@@ -185,18 +209,21 @@ class Claims:
             return []
         isolation = self._isolation
         isolation.begin(instance)
-        if not queues.tables.counts().waiting:  # as mostly in a step that reports the end of a job
+        counts = queues.tables.counts()
+        if not counts.waiting:  # as mostly in a step that reports the end of a job
             self.due = isolation.due
             return []
         budget = Budget(queues.tables, queues.now)
         turns = FairTurns(queues.tables)
         homes = Homes(queues, instance) if queues.opening.affinity else None
-        unseen, seen = self._turns(turns, budget, room, homes), deque[LaneTurn]()
+        unseen, seen = self._turns(counts, turns, budget, room, homes), deque[LaneTurn]()
         claims: list[Claim] = []
+        due = math.inf  # without room no rate is waited for
         left = math.inf  # bytes, of payloads and checkpoints; one job may exceed `STEP_BYTES`
         while len(claims) < room and isolation.has_room and not self.unfinished:
             turn = next(unseen, None) or (seen.popleft() if seen else None)
             if turn is None:
+                due = min(budget.due, counts.rated_until())
                 break
             job = turn.next(isolation, left)
             if job is not None:
@@ -208,10 +235,13 @@ class Claims:
                 break  # no lane gets more until enough runs have ended for the suspect
             elif turn.passes_over:
                 seen.append(turn)
+            elif turn.lane in budget.refused and budget.is_held(turn.lane):
+                until = budget.refused[turn.lane]
+                self._put_aside(counts, turn.lane, until, until)
             self.unfinished = turn.needs_bytes
         if claims:
             turns.put_served(claims[-1].lane)
-        dues = budget.due, isolation.due, homes and homes.due
+        dues = isolation.due, homes and homes.due, due if due < math.inf else None
         self.due = min([due for due in dues if due is not None], default=None)
         turns.write()
         return claims

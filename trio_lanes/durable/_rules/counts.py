@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Final, TypeAlias, final
 
 from .._contract.state import DEAD, PARKED, RUNNING, WAITING
@@ -24,13 +26,20 @@ class Counts:
 
     Attributes:
       waiting: {lane: the handlers' names of its jobs that are WAITING}
+      aside: {lane that cannot start a job: (when a claim looks at it again, when its rates allow
+        a start, if these refuse it)}. It is not in turn. A change of one of its jobs, and of any
+        limit, ends it before.
       bound: {lane: how many of its jobs are waiting or parked}
     """
 
     def __init__(self, numbers: Iterable[tuple[Key, int]]) -> None:
         self._numbers: dict[Key, int] = {}
         self.waiting: Final[dict[str, set[str]]] = {}
-        self._lanes: list[str] | None = None  # those of `waiting` in order; None: not asked for yet
+        # those of `waiting` in order, without those of `aside`; None: not asked for yet
+        self._lanes: list[str] | None = None
+        self.aside: Final[dict[str, tuple[float, float]]] = {}
+        self._again: Final[list[tuple[float, str]]] = []  # the times of `aside`; some are over
+        self._rated: Final[list[tuple[float, str]]] = []  # when rates allow a start in them; so too
         self.bound: dict[str, int] = {}
         for key, number in numbers:
             self.add(key, number)
@@ -58,13 +67,44 @@ class Counts:
         names.remove(name)
         if not names:
             del self.waiting[lane]
-            if self._lanes is not None:
+            if self._lanes is not None and self.aside.pop(lane, None) is None:
                 del self._lanes[bisect_left(self._lanes, lane)]
+
+    def put_aside(self, lane: str, until: float, rated_until: float) -> None:
+        """Take a lane out of the turns: see ``aside``."""
+        self.touch(lane)  # a lane with a suspect is looked at twice
+        assert self._lanes is not None
+        del self._lanes[bisect_left(self._lanes, lane)]
+        self.aside[lane] = until, rated_until
+        heappush(self._again, (until, lane))
+        if rated_until < math.inf:
+            heappush(self._rated, (rated_until, lane))
+
+    def touch(self, lane: str) -> None:
+        """Put a lane back into the turns, since its jobs change."""
+        if self.aside.pop(lane, None) is not None and self._lanes is not None:
+            insort(self._lanes, lane)
+
+    def look_again(self, now: float, *, at_all: bool) -> None:
+        """Put lanes back whose time has come, or all."""
+        while self._again and (at_all or self._again[0][0] <= now):
+            until, lane = heappop(self._again)
+            if lane in self.aside and self.aside[lane][0] == until:
+                self.touch(lane)
+
+    def rated_until(self) -> float:
+        """Return when rates allow the first start of a lane that is put aside."""
+        while self._rated:
+            until, lane = self._rated[0]
+            if lane in self.aside and self.aside[lane][1] == until:
+                return until
+            heappop(self._rated)
+        return math.inf
 
     def lanes_after(self, lane: str) -> list[str]:
         """Return the lanes of `waiting` in turn: those behind a name, then the others."""
         if self._lanes is None:
-            self._lanes = sorted(self.waiting)
+            self._lanes = sorted(self.waiting.keys() - self.aside.keys())
         at = bisect_right(self._lanes, lane)  # lanes come and go, also the one served last
         return self._lanes[at:] + self._lanes[:at]
 

@@ -115,7 +115,7 @@ class Tables(Protocol):
     ) -> list[JobRecord]:
         """Return jobs of a ready list in order, behind place ``after``, without shelved jobs."""
 
-    def look_ahead(self, lanes: Iterable[str], names: Collection[str]) -> None:
+    def look_ahead(self, lanes: Collection[str], names: Collection[str]) -> None:
         """Be ready to be asked for the ready lists of lanes that have waiting jobs."""
 
     def suspected(self) -> Collection[str]:

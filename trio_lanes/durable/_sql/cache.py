@@ -74,6 +74,7 @@ class Cache:
 
     def appeared(self, job: JobRecord) -> None:
         """Record a new job."""
+        self._touch(job)
         self._moved(job, None, job.state)
         self._changed_due(job)
         self._changed_place(job)
@@ -81,6 +82,7 @@ class Cache:
 
     def changed(self, job: JobRecord, before: DurableState, changes: Mapping[str, Any]) -> None:
         """Record that some fields of a job have changed, which was in the state ``before``."""
+        self._touch(job)
         if "state" in changes:
             self._moved(job, before, job.state)
             self._changed_due(job)
@@ -100,7 +102,12 @@ class Cache:
 
     def disappeared(self, job: JobRecord) -> None:
         """Record that a job was deleted that did not run."""
+        self._touch(job)
         self._moved(job, job.state, None)
+
+    def _touch(self, job: JobRecord) -> None:
+        if self.counts is not None and self.counts.aside:
+            self.counts.touch(job.lane)
 
     def _moved(
         self, job: JobRecord, before: DurableState | None, after: DurableState | None

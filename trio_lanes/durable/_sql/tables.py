@@ -37,7 +37,7 @@ A process reads the time, and may then wait for the transaction of another.
 """
 
 AHEAD: Final = 4
-"""How many jobs of each ready list are read for a claim that will look at many lanes."""
+"""How many jobs of each ready list are read at least for a claim that looks at many lanes."""
 LEAST_PLACE: Final = -(2**63)
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
 SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR crashed_with > 0)"
@@ -185,7 +185,7 @@ class SqlTables(SmallTables):
             self._read_lists([key], last_of(known), max(limit, self._list_front))
         return found
 
-    def look_ahead(self, lanes: Iterable[str], names: Collection[str]) -> None:
+    def look_ahead(self, lanes: Collection[str], names: Collection[str]) -> None:
         lists, waiting = self._cache.lists, self.counts().waiting
         unknown = [
             (lane, priority, name, "")
@@ -197,7 +197,8 @@ class SqlTables(SmallTables):
         if unknown:
             for key in unknown:
                 lists[key] = ListFront(ready_of, self._list_front)
-            self._read_lists(unknown, LEAST_PLACE, AHEAD)
+            most = max(AHEAD, self._list_front // len(lanes))
+            self._read_lists(unknown, LEAST_PLACE, most)
 
     def _read_lists(self, keys: Sequence[ListKey], after: int, limit: int) -> None:
         """Read the next jobs of some ready lists, of each up to ``limit``."""

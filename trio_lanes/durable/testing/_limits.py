@@ -297,6 +297,47 @@ class LimitStories(Bench):
                 with self.raises(UnknownLaneError):
                     await lanes.submit("echo", lane=name)
 
+    async def test_of_many_lanes_that_cannot_start_a_job_each_starts_one_when_it_can(self) -> None:
+        # more lanes than a claim looks at in vain: it puts the others aside
+        lanes_of = {kind: [f"{kind}:{n}" for n in range(30)] for kind in "fpr"}
+        rate = RateLimit(4, per=100.0, unit="tokens", algorithm="sliding")
+        limits: Any = {"f:*": 1, "p:*": 1, "r:*": LaneConfig(concurrency=5, rate=rate)}
+        async with self.instance(lanes=limits, capacity=90) as lanes:
+            await lanes.pause("p:*")
+            for lane in lanes_of["f"]:
+                await lanes.submit("gate", lane, lane=lane)
+                await lanes.submit("echo", lane, lane=lane)
+            for lane in lanes_of["p"]:
+                await lanes.submit("echo", lane, lane=lane)
+            held = []
+            for lane in lanes_of["r"]:
+                for tokens in (3, 3, 1):
+                    held.append(
+                        await lanes.submit("echo", lane, lane=lane, cost={"tokens": tokens})
+                    )
+            await self.settle()
+            began = [*lanes_of["r"], *(f"{lane} begins" for lane in lanes_of["f"])]
+            assert sorted(self.log) == sorted(began)
+            self.log.clear()
+            await lanes.cancel(held[1].id)  # it is before one that the rate allows
+            self.open("f:9")
+            await self.settle()
+            assert {"r:0", "f:9"} <= {*self.log}
+            await lanes.resume("p:*")
+            await self.settle()
+            assert set(lanes_of["p"]) < set(self.log)
+            self.log.clear()
+            await lanes.configure({"f:*": 2})
+            await self.settle()
+            assert sorted(self.log) == sorted(set(lanes_of["f"]) - {"f:9"})
+            self.open(*lanes_of["f"])
+            self.log.clear()
+            if not self.virtual:
+                return
+            await self.advance(101)
+            for lane in lanes_of["r"][1:]:
+                assert self.log.count(lane) == 2
+
     async def test_a_lane_has_the_limits_of_its_own_or_of_its_longest_template(self) -> None:
         limits: Any = {"*": 1, "tenant:*": LaneConfig(concurrency=2, max_waiting=1), "tenant:x": 3}
         async with self.instance(lanes=limits) as lanes:

@@ -8,12 +8,14 @@
 local Budget, GroupUse = {}, {}
 Budget.__index, GroupUse.__index = Budget, GroupUse
 
--- `groups`: by name, as far as their use is counted. `due`: when a rate allows a start that it has
+-- `groups`: by name, as far as their use is counted. `refused`: by lane that a rate has refused, when
+-- it allows the next start. `due`: when a rate allows a start that it has
 -- refused; or nil.
 function Budget.new()
   local all, _, group_of = lanes(), groups()
   return setmetatable({
     all = all, group_of = group_of, used = {}, limits = {}, labels = {}, groups = {}, owned = {},
+    refused = {},
   }, Budget)
 end
 
@@ -117,7 +119,16 @@ function Budget:rates_allow(job)
     return true
   end
   self.due = math.min(self.due or huge, at)
+  self.refused[job.lane] = at
   return false
+end
+
+-- Whether a lane without a free slot, or that its rates refuse, is held by itself alone.
+function Budget:is_held(lane)
+  if self.refused[lane] then
+    return not self:group(lane)
+  end
+  return self:use(lane) >= self:limit(lane).concurrency
 end
 
 function Budget:take(job)

@@ -11,6 +11,8 @@ local PASSED_OVER = { [0] = 8, [-1] = 9 }
 local ISOLATED_FOR = 15 * SECOND
 local STEP_BYTES = 4 * 1024 * 1024
 local FRONT = 20
+local IN_VAIN = 50  -- how many lanes a claim looks at in vain before it puts others aside
+local ASIDE_FOR = 60 * SECOND  -- the first one comes back after that at the latest, the last after twice that
 
 local FairTurns, Claims, Isolation, Fronts, LaneTurn = {}, {}, {}, {}, {}
 FairTurns.__index, Isolation.__index = FairTurns, Isolation
@@ -50,7 +52,7 @@ end
 -- `known`: what has been read; false: nothing is there.
 function FairTurns.new()
   local served = call('HGET', ROOT .. 'turns', 'served')
-  return setmetatable({ known = { served = served }, new = {} }, FairTurns)
+  return setmetatable({ known = { served = served }, new = {}, vain = 0 }, FairTurns)
 end
 
 -- Read how often the priorities of a lane were passed over.
@@ -124,9 +126,13 @@ end
 function Claims.turns(names, budget, turns, homes)
   local function turn_of(lane)
     local limit = budget:limit(lane)
-    if limit and not is_paused(limit) and budget:free(lane) > 0 then
+    if limit and is_paused(limit) then
+      Claims.put_aside(turns, lane, limit.paused_until)
+    elseif limit and budget:free(lane) > 0 then
       local turn = LaneTurn.new(lane, names, turns, budget, homes)
       return turn.fronts.present and turn
+    elseif limit and budget:is_held(lane) then
+      Claims.put_aside(turns, lane, huge)
     end
   end
   local served, suspects, is_suspect = turns:served(), {}, {}
@@ -151,6 +157,14 @@ function Claims.turns(names, budget, turns, homes)
   end
 end
 
+-- Put a lane aside, if others were looked at in vain before it.
+function Claims.put_aside(turns, lane, till, rated_till)
+  turns.vain = turns.vain + 1
+  if turns.vain > IN_VAIN then
+    put_aside(lane, math.min(till, now + ASIDE_FOR * (1 + turns.vain % 64 / 64)), rated_till)
+  end
+end
+
 -- Claim up to `room` jobs. Return the claims, when what kept a job out ends, and whether the claims
 -- have STEP_BYTES.
 function Claims.take(instance, info, room)
@@ -160,13 +174,15 @@ function Claims.take(instance, info, room)
   end
   local isolation = Isolation.begin(instance)
   write_changed()
+  look_again(now)
   if not has_lists() then
-    return claims, isolation.due, false
+    local due = math.min(isolation.due or huge, rated_until())
+    return claims, due < huge and due or nil, false
   end
   local budget, turns = Budget.new(), FairTurns.new()
   local homes = info.affinity > 0 and Homes.new(info.affinity)
   local unseen, seen, at = Claims.turns(info.handles, budget, turns, homes), {}, 0
-  local left, why, is_end = huge, nil, false
+  local left, why, is_end, due = huge, nil, false, huge  -- without room no rate is waited for
   while #claims < room and isolation:has_room() and why ~= 'bytes' do
     local turn, job = not is_end and unseen() or nil, nil
     if not turn then
@@ -174,6 +190,7 @@ function Claims.take(instance, info, room)
       turn = seen[at]
     end
     if not turn then
+      due = math.min(budget.due or huge, rated_until())
       break
     end
     job, why = turn:next(isolation, left)
@@ -187,10 +204,12 @@ function Claims.take(instance, info, room)
       seen[#seen + 1] = turn
     elseif why == 'isolation' then
       break
+    elseif budget.refused[turn.lane] and turn.fronts.handled and budget:is_held(turn.lane) then
+      Claims.put_aside(turns, turn.lane, budget.refused[turn.lane], budget.refused[turn.lane])
     end
   end
   turns:write()
-  local due = math.min(budget.due or huge, isolation.due or huge, homes and homes.due or huge)
+  due = math.min(due, isolation.due or huge, homes and homes.due or huge)
   return claims, due < huge and due or nil, why == 'bytes'
 end
 
@@ -261,18 +280,21 @@ end
 
 -- `lists`: by priority, by entry. Of each the first FRONT jobs are read at once: no other job joins a
 -- list while jobs are claimed. Instead of a page, true: it is not read. `present`: whether there was a
--- list at first. `left`: by entry, how many jobs were left to their homes: these stay in the list, before
+-- list at first; `handled`: whether the instance handles all lists. `left`: by entry, how many jobs were left to their homes: these stay in the list, before
 -- all that are not read.
 --
 -- In a fair lane each claim lists other jobs of its owner, so all is read again after it. `weights`: of
 -- its owners; `rings`: by entry, its ring.
 function Fronts.new(lane, names)
-  local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, left = {}, present = false }
+  local fronts = { lane = lane, lists = { [1] = {}, [0] = {}, [-1] = {} }, left = {}, present = false,
+    handled = true }
   fronts.weights, fronts.rings = fair.weights_of(lane), {}
   for entry in pairs(lists_of(lane)) do
     local priority, name, ring = parts_of(entry)
     if names[name] then
       fronts.lists[priority][entry], fronts.rings[entry], fronts.present = true, ring, true
+    else
+      fronts.handled = false
     end
   end
   return setmetatable(fronts, Fronts)

@@ -241,9 +241,11 @@ local function checked_indexes()
   for _, instance in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
     keys[#keys + 1] = 'run:' .. instance
   end
-  for lane in lanes_after('') do
-    for entry in pairs(lists_of(lane)) do
-      keys[#keys + 1] = 'r:' .. named(lane) .. ':' .. entry
+  for _, lanes_of in ipairs({ 'lists', 'aside' }) do
+    for _, lane in ipairs(call('ZRANGE', ROOT .. lanes_of, 0, -1)) do
+      for entry in pairs(lists_of(lane)) do
+        keys[#keys + 1] = 'r:' .. named(lane) .. ':' .. entry
+      end
     end
   end
   return keys

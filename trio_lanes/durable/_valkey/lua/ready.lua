@@ -6,15 +6,20 @@
 --   pb:<lane>:<priority>:<name>:<party> those that are shelved behind them
 --   lists:<lane>                 the lists of a lane that may have jobs, as <priority>:<name>
 --   lists                        the lanes with such lists: a sorted set in the order of their names
+--   aside                        those of them that cannot start a job, by when a claim looks at them
+--                                again: they are not in `lists`. A change of one of their jobs, and of
+--                                any limit, ends it before. Of these, rated: rates refuse a start, by
+--                                when they allow it
 
 local LEVELS = { [1] = '1:', [0] = '0:', [-1] = '-1:' }
 
 local LANES = 50  -- of how many lanes the names are read at once
 
 local LISTS  -- by lane: its lists, as far as they have been read
+local HAS_ASIDE  -- whether a lane is put aside; nil: it is not known
 
 at_call(function()
-  LISTS = {}
+  LISTS, HAS_ASIDE = {}, nil
 end)
 
 local function ready_list(lane, entry)
@@ -56,6 +61,41 @@ end
 
 local function has_lists()
   return call('EXISTS', ROOT .. 'lists') == 1
+end
+
+local function put_aside(lane, till, rated_till)
+  if call('ZREM', ROOT .. 'lists', lane) == 1 then
+    call('ZADD', ROOT .. 'aside', till, lane)
+    if rated_till then
+      call('ZADD', ROOT .. 'rated', rated_till, lane)
+    end
+    HAS_ASIDE = true
+  end
+end
+
+-- Put a lane back into the turns, since its jobs change.
+local function touch(lane)
+  if HAS_ASIDE == nil then
+    HAS_ASIDE = call('EXISTS', ROOT .. 'aside') == 1
+  end
+  if HAS_ASIDE and call('ZREM', ROOT .. 'aside', lane) == 1 then
+    call('ZREM', ROOT .. 'rated', lane)
+    if call('EXISTS', ROOT .. 'lists:' .. lane) == 1 then
+      call('ZADD', ROOT .. 'lists', 0, lane)
+    end
+  end
+end
+
+-- Put lanes back whose time has come.
+local function look_again(now)
+  for _, lane in ipairs(call('ZRANGEBYSCORE', ROOT .. 'aside', '-inf', now)) do
+    touch(lane)
+  end
+end
+
+-- When rates allow the first start of a lane that is put aside.
+local function rated_until()
+  return number_of(call('ZRANGE', ROOT .. 'rated', 0, 0, 'WITHSCORES')[2] or 'inf')
 end
 
 -- An iterator over the lanes that may have ready jobs, in turn: those behind a name, then the others.

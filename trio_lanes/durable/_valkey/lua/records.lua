@@ -283,6 +283,7 @@ end
 local function put(job)
   local was = WAS[job.id]
   CHANGED[job.id] = true
+  touch(job.lane)
   if (job.place ~= nil) ~= was.placed then
     note_place(job, was)
   end
