@@ -62,11 +62,14 @@ class QuotaStories(LockStories):
             assert [one.name for one in await self._quotas(store)] == ["t:0", "t:1"]
             assert [level.used for level in await store.look(LevelsOf("t:1"))] == [2]
             assert await store.look(LevelsOf("unknown")) == ()
+            both = [RateLimit(1, per=99.0, unit="usd"), FIVE]
+            for unit in ("usd", "tokens"):  # the later spend is over sooner
+                await store.do(Spend("u:1", both, {unit: 1}, None, "u:*"))
             await self.advance(11.0)
-            assert await self._quotas(store) == ()
+            assert [one.name for one in await self._quotas(store)] == ["u:1"]
             assert not await store.do(ResetQuota("t:1"))
             await store.do(spend)
-            (quota,) = await self._quotas(store)
+            quota, _ = await self._quotas(store)
             assert (quota.name, [level.used for level in quota.levels]) == ("t:2", [3])
 
     async def test_a_quota_is_asked_for_by_its_name_however_many_there_are(self) -> None:

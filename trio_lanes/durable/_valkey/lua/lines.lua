@@ -231,7 +231,7 @@ function lines.charge(line, meters, costs)
   local name, at = lines.name_of({ line = line }), rates.charge(line, meters, costs)
   call('ZREMRANGEBYSCORE', ROOT .. 'qt', '-inf', '(' .. int(now))
   if at and call('HEXISTS', ROOT .. 'qu', name) == 0 then  -- it is of a template
-    call('ZADD', ROOT .. 'qt', int(math.min(2 ^ 53, at)), name)
+    call('ZADD', ROOT .. 'qt', 'GT', int(math.min(2 ^ 53, at)), name)
   end
 end
 
