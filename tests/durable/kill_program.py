@@ -8,6 +8,10 @@ A worker writes a line into the log when a body begins and when it ends: ``begin
 ``late``, or ``cut`` if it was cancelled; job, fence, session, payload, lane, pid, and the monotonic
 time, which is the same for all processes. It writes ``spent`` when the body got its estimate from
 the quota of a tenant, and ``used`` before it settles that to the lower amount that it used.
+
+About the budget of a month it writes more: ``asks``, then ``refused``, or ``got`` its estimate,
+``settles`` that to what was used, less or more, and ``settled``. A handler that submits children
+writes ``parent`` and ``parted`` at its begin and its end.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from trio_lanes.durable import (
     BudgetSpentError,
     DurableLanes,
     PostgresStore,
+    RetryPolicy,
     Store,
     StoreUnavailableError,
     ValkeyStore,
@@ -39,9 +44,19 @@ TENANTS = 3
 SPENDS_EVERY = 4
 CAP = 30
 """How much all bodies of a tenant may spend: less than they ask for."""
-QUOTAS = {"tenant:*": RateLimit(CAP, per=1e6, unit="tokens", algorithm="sliding")}
 ESTIMATE, USED = 3, 2
-LANES = {"main": 12, "few": 2}  # four workers have a capacity of 16
+MONTHS = 2
+MONTH_CAP = 12
+"""How much all bodies may spend of each budget of a month, and more as it is granted."""
+ZONE = os.environ.get("KILLS_ZONE", "UTC")
+QUOTAS = {
+    "tenant:*": RateLimit(CAP, per=1e6, unit="tokens", algorithm="sliding"),
+    "month:*": RateLimit(MONTH_CAP, per="month", unit="tokens", timezone=ZONE),
+}
+FAMILY = 1_000_000
+"""The payloads of children, which spend nothing, are from here up."""
+CHILDREN = 3
+LANES = {"main": 12, "few": 2, "family": 2}  # four workers have a capacity of 16
 LEASE = float(os.environ.get("KILLS_LEASE", "3"))
 AHEAD = float(os.environ.get("KILLS_CLOCK", "0"))
 """Seconds by which the wall clock of every second process is ahead."""
@@ -55,6 +70,15 @@ RESULT_TTL = 1e9
 
 def tenant_of(payload: int) -> str:
     return f"tenant:{payload // SPENDS_EVERY % TENANTS}"
+
+
+def month_of(payload: int) -> str:
+    return f"month:{payload // SPENDS_EVERY % MONTHS}"
+
+
+def used_of(payload: int) -> int:
+    """Return what a body has used in the end of its budget of a month."""
+    return (ESTIMATE - 1, ESTIMATE, ESTIMATE + 2)[payload // SPENDS_EVERY // MONTHS % 3]
 
 
 def store_of(kind: str, address: str) -> Store:
@@ -87,14 +111,46 @@ async def work(kind: str, address: str, log: str) -> None:
             note("used", payload)
             await spent.settle(tokens=USED)
 
+    async def spend_of_month(payload: int) -> None:
+        quota = opened[0].quota(month_of(payload))
+        note("asks", payload)
+        with suppress(StoreUnavailableError):
+            try:
+                with trio.move_on_after(0.05) as waiting:
+                    spent = await quota.spend(tokens=ESTIMATE, wait=payload % 3 > 0)
+            except BudgetSpentError:
+                waiting.cancelled_caught = True
+            if waiting.cancelled_caught:
+                note("refused", payload)
+                return
+            note("got", payload)
+            note("settles", payload)
+            await spent.settle(tokens=used_of(payload))
+            note("settled", payload)
+
+    async def family(number: int) -> Any:
+        run = current_job()
+        assert run is not None
+        note("parent", number)
+        try:
+            async with run.children() as jobs:
+                for n in range(CHILDREN):  # the first and the third are one after the other
+                    payload, session = FAMILY + number * CHILDREN + n, f"child-{number}-{n % 2}"
+                    await jobs.submit("job", payload, session=session, lane="main")
+                return await jobs.wait_all(), run.children_ended
+        finally:
+            note("parted", number)
+
     async def job(payload: Any) -> Any:
         if payload is None:  # of the schedule
             return None
         note("begin", payload)
         how, seconds, began = "cut", 0.02 + payload % 7 * 0.02, time.monotonic()
         try:
-            if payload % SPENDS_EVERY == 0:
+            if payload < FAMILY and payload % SPENDS_EVERY == 0:
                 await spend(payload)
+            elif payload < FAMILY and payload % SPENDS_EVERY == 2:
+                await spend_of_month(payload)
             asked = time.monotonic() - began
             await trio.sleep(seconds)
             slept = time.monotonic() - began - asked
@@ -105,11 +161,12 @@ async def work(kind: str, address: str, log: str) -> None:
 
     async with open_durable_lanes(
         store_of(kind, address),
-        {"job": job},
+        {"job": job, "family": family},
         LANES,
         capacity=CAPACITY,
         lease_ttl=LEASE,
         max_crashes=1_000_000,
+        retry=RetryPolicy(max_attempts=1_000_000, backoff=(0.1, 1.0)),
         result_ttl=RESULT_TTL,
         quotas=QUOTAS,
     ) as lanes:

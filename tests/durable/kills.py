@@ -11,18 +11,33 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import trio
 
-from tests.durable.kill_program import CAP, ESTIMATE, LANES, LEASE, USED, tenant_of
+from tests.durable.kill_program import (
+    CAP,
+    CHILDREN,
+    ESTIMATE,
+    FAMILY,
+    LANES,
+    LEASE,
+    MONTH_CAP,
+    MONTHS,
+    USED,
+    month_of,
+    tenant_of,
+    used_of,
+)
 from trio_lanes.durable import DurableLanes, DurableState, DurableStatus, StoreUnavailableError
 
 PROCESSES = 4
 SESSIONS = 240
-BACKLOG = {"main": 120, "few": 6}
+BACKLOG = {"main": 120, "few": 6, "family": 6}
+GRANT, GRANT_EVERY = 9, 0.5
 LONG = 300
 """Seconds for a busy machine to come to the end of the jobs that are left."""
 SOON = 30
@@ -30,6 +45,16 @@ SOON = 30
 machine."""
 STOP_EVERY = 40
 """A process is stopped for longer than its lease once in so many kills."""
+
+
+MONTHLY = ("asks", "refused", "got", "settles", "settled")
+
+
+def steady_zone() -> str:
+    """Return a time zone in which no month ends within hours of now."""
+    utc = datetime.now(UTC)
+    months = {(utc + timedelta(hours=hours)).month for hours in (8, 20)}
+    return "UTC" if len(months) > 1 else "Pacific/Kiritimati"  # 14 hours ahead
 
 
 @attrs.define
@@ -60,6 +85,10 @@ class Log:
         self.done: set[int] = set()  # payloads
         # {fence: (payload, how much it took at least)}
         self.spent: dict[int, tuple[int, int]] = {}
+        # {fence: (payload, the last word)}, of budgets of a month
+        self.months: dict[int, tuple[int, str]] = {}
+        self.parents: set[int] = set()  # fences
+        self._parents: defaultdict[int, set[int]] = defaultdict(set)  # those that run
         self._running: defaultdict[int, dict[int, Run]] = defaultdict(dict)
 
     def read(self) -> None:
@@ -74,7 +103,14 @@ class Log:
             if what in ("spent", "used"):
                 self.spent[int(fence)] = (int(payload), ESTIMATE if what == "spent" else USED)
                 continue
-            if what == "begin":
+            if what in MONTHLY:
+                self.months[int(fence)] = int(payload), what
+            elif what == "parent":
+                self.parents.add(int(fence))
+                self._parents[int(pid)].add(int(fence))
+            elif what == "parted":
+                self._parents[int(pid)].discard(int(fence))
+            elif what == "begin":
                 assert int(fence) not in self.runs
                 run = Run(int(job), int(fence), session, int(payload), lane, int(pid), float(now))
                 self.runs[run.fence] = self._running[run.pid][run.fence] = run
@@ -90,13 +126,13 @@ class Log:
         self.read()
         return list(self._running[pid].values())
 
-    def died(self, pid: int, when: float) -> int:
-        """Note that a process was killed; return how many runs that hit."""
+    def died(self, pid: int, when: float) -> tuple[int, int]:
+        """Note that a process was killed; return how many runs that hit, and how many parents."""
         hit = self.running(pid)
         for run in hit:
             run.ended, run.killed = when, True
         del self._running[pid]
-        return len(hit)
+        return len(hit), len(self._parents.pop(pid, ()))
 
     def stopped(self, pid: int, when: float) -> None:
         for run in self.running(pid):
@@ -107,10 +143,15 @@ class Workers:
     """The process that forks workers."""
 
     def __init__(self, kind: str, address: str, log: Path) -> None:
-        command = [sys.executable, "-m", "tests.durable.kill_program", kind, address, log]
+        command = [sys.executable, "-m", "tests.durable.kill_program", kind, address, str(log)]
         with log.with_suffix(".errors").open("wb") as errors:
             self._program = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "KILLS_ZONE": steady_zone()},
             )
 
     async def _ask(self, line: str) -> int:
@@ -160,6 +201,9 @@ class Story:
     log: Log
     dice: random.Random
     bury: Callable[[int], Awaitable[None]]
+    families: int | None = 0
+    """How many parents were submitted; None: there are none."""
+    parents_hit: int = 0
     submitted: int = 0
     kills: int = 0
     kills_that_hit: int = 0
@@ -174,9 +218,24 @@ class Story:
             with suppress(StoreUnavailableError):
                 there = (await self.lanes.statistics()).lanes
                 for lane, most in BACKLOG.items():
+                    submit = self._submit_family if lane == "family" else self._submit_one
                     for _ in range(most - there[lane].waiting - there[lane].running):
-                        await self._submit_one(lane)
+                        await submit(lane)
             await trio.sleep(0.02)
+
+    async def _submit_family(self, lane: str) -> None:
+        if self.families is not None:
+            n = self.families
+            await self.lanes.submit("family", n, lane=lane, key=f"family-{n}")
+            self.families += 1
+
+    async def grant(self) -> None:
+        """Grant more of the budgets of the month, one after the other."""
+        while True:
+            for n in range(MONTHS):
+                await trio.sleep(GRANT_EVERY)
+                with suppress(StoreUnavailableError, LookupError):  # it may not be known yet
+                    await self.lanes.grant(f"month:{n}", tokens=GRANT)
 
     async def _submit_one(self, lane: str) -> None:
         n = self.submitted
@@ -195,8 +254,9 @@ class Story:
         when = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         await self.workers.reap(pid)
-        hit = self.log.died(pid, when)
+        hit, parents = self.log.died(pid, when)
         self.kills += 1
+        self.parents_hit += parents
         self.kills_that_hit += hit > 0
         self.runs_hit += hit
         await self.bury(pid)
@@ -253,6 +313,7 @@ class Story:
         await self.tick()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.submit)
+            nursery.start_soon(self.grant)
             await disturb()
             nursery.cancel_scope.cancel()
         await again(lambda: self.lanes.pause("schedule:tick"))
@@ -272,10 +333,52 @@ class Story:
         assert {job.state for job in jobs} == {DurableState.SUCCEEDED}  # not lost
         await self._check_ticks([job for job in jobs if job.session == "tick"])
         jobs = [job for job in jobs if job.session != "tick"]
+        children = await self._check_families(jobs)
+        others = {job.id for job in children}
+        jobs = [job for job in jobs if job.lane != "family" and job.id not in others]
         assert [job.key for job in jobs] == [str(n) for n in range(self.submitted)]  # nor doubled
         assert (await self.lanes.check()).problems == ()
-        assert self.log.done == set(range(self.submitted))
-        return jobs
+        payloads = range(FAMILY, FAMILY + len(children))
+        assert self.log.done == {*range(self.submitted), *payloads}
+        await self._check_months()
+        return [*jobs, *children]
+
+    async def _check_families(self, jobs: list[DurableStatus]) -> list[DurableStatus]:
+        """Check that each parent has its own children, and their results; return the children."""
+        parents = [job for job in jobs if job.lane == "family"]
+        assert [job.key for job in parents] == [f"family-{n}" for n in range(self.families or 0)]
+        found = {job.key: job for job in jobs if job.key and "/" in job.key}
+        children: list[DurableStatus] = []
+        for n, parent in enumerate(parents):
+            its = [found.pop(f"{parent.id}/{place}") for place in range(1, CHILDREN + 1)]
+            children += its
+            payloads = [FAMILY + n * CHILDREN + place for place in range(CHILDREN)]
+            results = [await self.lanes.job(child.id).wait() for child in its]
+            assert results == payloads
+            end = await self.lanes.job(parent.id).wait()
+            assert end == [payloads, [CHILDREN, CHILDREN]], (parent, end)
+        assert not found  # none was submitted twice
+        return children
+
+    async def _check_months(self) -> None:
+        """Check that no more was admitted than the cap and what was granted, but by settles."""
+        grants = Counter[str]()
+        for record in await self.lanes.log("grants").read():
+            grants[record.data["quota"]] += record.data["granted"]["tokens"]
+        for name in {month_of(payload) for payload, _ in self.log.months.values()}:
+            least = most = above = 0
+            for fence, (payload, word) in self.log.months.items():
+                if month_of(payload) == name:
+                    low, high = spent_of(payload, word)
+                    least += low
+                    # what a run got that was stopped may be forgotten, and taken again
+                    most += high + self.log.runs[fence].cut * ESTIMATE
+                    above += max(0, high - ESTIMATE)
+            (quota,) = (await self.lanes.statistics(quota=name)).quotas
+            (level,) = quota.levels
+            assert level.granted == grants[name]
+            assert least <= level.used <= most, (name, least, level.used, most)
+            assert level.used - above <= MONTH_CAP + grants[name], (name, level, above)
 
     async def check(self) -> None:
         jobs = await self._check_all_ended()
@@ -291,6 +394,7 @@ class Story:
         self._check_limits()
         self._check_budgets()
         assert self.kills_that_hit >= self.kills / 2, (self.kills_that_hit, self.kills)
+        assert self.parents_hit or not self.kills
 
     async def check_after_losses(self) -> str:
         """Check what holds although the server has lost its last moments; say what was lost.
@@ -300,7 +404,7 @@ class Story:
         jobs = await self.lanes.jobs(limit=-1)
         assert {job.state for job in jobs} == {DurableState.SUCCEEDED}
         assert (await self.lanes.check()).problems == ()
-        kept = {int(job.key or "") for job in jobs if job.session != "tick"}
+        kept = {int(job.key or "") for job in jobs if job.session != "tick"}  # no family is there
         assert kept <= set(range(self.submitted))
         ran = Counter(run.payload for run in self.log.runs.values() if run.ended is not None)
         assert kept <= set(ran)
@@ -315,7 +419,8 @@ class Story:
     async def check_nothing_repeated(self) -> None:
         """Check that each job ran once, and that no crash was counted."""
         await self._check_all_ended()
-        assert len(self.log.runs) == self.submitted
+        assert len(self.log.runs) == len(self.log.done)
+        assert len(self.log.parents) == self.families
         assert not any(run.cut for run in self.log.runs.values())
         assert {job.crashes for job in await self.lanes.jobs(limit=-1)} == {0}
         self._check_order()
@@ -347,8 +452,22 @@ class Story:
     def summary(self) -> str:
         return (
             f"{self.kills} kills, {self.kills_that_hit} of them of processes that ran jobs "
-            f"({self.runs_hit} runs), {self.stops} stops; {self.submitted} jobs"
+            f"({self.runs_hit} runs, {self.parents_hit} parents), {self.stops} stops;"
+            f" {self.submitted} jobs, {self.families} families; of months"
+            f" {dict(Counter(word for _, word in self.log.months.values()))}"
         )
+
+
+def spent_of(payload: int, word: str) -> tuple[int, int]:
+    """Return what a run has spent of a month at least and at most, by its last word of it."""
+    used = used_of(payload)
+    return {
+        "asks": (0, ESTIMATE),
+        "refused": (0, 0),
+        "got": (ESTIMATE, ESTIMATE),
+        "settles": (min(ESTIMATE, used), max(ESTIMATE, used)),
+        "settled": (used, used),
+    }[word]
 
 
 def most_at_once(runs: Iterable[Run]) -> int:

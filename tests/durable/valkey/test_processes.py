@@ -75,6 +75,8 @@ async def test_a_server_that_is_killed_while_processes_run_jobs(tmp_path: Path, 
         store = ValkeyStore(server.url, patience=60)
         async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
             async with killing(lanes, "valkey", f"{server.url}#lanes", tmp_path) as story:
+                if fsync != "always":
+                    story.families = None  # the number of a lost parent may be another job's
                 await story.go_on(kill_server)
                 if fsync == "always":
                     await story.check()
