@@ -36,7 +36,7 @@ from trio_lanes.durable import DurableLanes, DurableState, DurableStatus, StoreU
 
 PROCESSES = 4
 SESSIONS = 240
-BACKLOG = {"main": 120, "few": 6, "family": 6}
+BACKLOG = {"family": 6, "main": 120, "few": 6}
 GRANT, GRANT_EVERY = 9, 0.5
 LONG = 300
 """Seconds for a busy machine to come to the end of the jobs that are left."""

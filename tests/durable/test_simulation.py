@@ -31,7 +31,7 @@ from trio_lanes.durable.testing import (
 )
 
 
-@pytest.mark.parametrize("seed", [*range(8), 3_006_024])
+@pytest.mark.parametrize("seed", [*range(8), 1031, 3_006_024])
 def test_nothing_is_wrong_in_a_life(seed: int) -> None:
     assert simulate(Life(seed)) == []
 
@@ -127,7 +127,11 @@ async def test_a_life_reports_a_broken_rule(
     await _life._check_end(story, Ended(3, JobDeadError("ValueError", "no")), 3)
     await _life._check_end(story, Ended(4, 5), 4)
     await _life._check_end(story, Ended(4, JobExpiredError(4)), 4)
+    for used, granted in ((8, 0), (7, 1), (7, 0)):  # too much, a grant of none, and all is well
+        story.check_budget(used, granted)
+        story.spent = 7
     found = "; ".join(story.wrong)
+    assert found.count("of the budget are used") == 2
     for what in (
         "the fence 4 of job 1 does not rise",
         "job 1 begins after a later job",

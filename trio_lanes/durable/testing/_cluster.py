@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol, final
 import attrs
 import trio
 
-from .. import DurableLanes, MemoryStore, StoreUnavailableError, open_durable_lanes
+from .. import DurableLanes, DurableRun, MemoryStore, StoreUnavailableError, open_durable_lanes
 from .._wire.client import ServedStoreClient
 from .._wire.link import Link
 from .._wire.server import serve
@@ -199,6 +199,7 @@ class Cluster:
         self._options: Final = options
         self._lease: Final[float] = options.setdefault("lease_ttl", 30.0)
         self._instances: Final[dict[int, tuple[_Wire, trio.CancelScope]]] = {}
+        self._opened: Final[dict[int, DurableLanes]] = {}
         self._faulty = trio.CancelScope()
         self.trusted_from: float = -math.inf
 
@@ -225,12 +226,17 @@ class Cluster:
                 try:
                     async with open_durable_lanes(
                         self.client(wire), self._handlers, self._limits, **self._options
-                    ):
+                    ) as lanes:
+                        self._opened[number] = lanes
                         await trio.sleep_forever()
                 except* StoreUnavailableError:
                     pass  # it could not be opened in time
             wire.kill()
             await trio.sleep(self.random.random() * 5)
+
+    def lanes_of(self, run: DurableRun) -> DurableLanes:
+        """Return the lanes of the instance that runs a job, for locks and quotas."""
+        return next(lanes for lanes in self._opened.values() if lanes._worker is run._worker)
 
     def kill(self, number: int) -> None:
         """Kill an instance, as ``kill -9`` does."""

@@ -8,6 +8,9 @@ its handlers have seen is compared with what durable lanes promise:
   bodies overlap, except a body that a fault has cancelled.
 * A lane never runs more bodies than its limit.
 * The fences of a session rise.
+* The next attempt of a parent finds its children, and starts none twice.
+* A budget of a month admits no more than its cap and what was granted, but by settles above the
+  estimates, and is charged once for each spend.
 * At the end the store is consistent, no run is left, and each slot is free.
 """
 
@@ -16,15 +19,16 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias, final
 
 import attrs
 import trio
 import trio.testing
 
-from ... import Coalesce, JobCancelledError, LaneConfig
+from ... import Coalesce, JobCancelledError, LaneConfig, RateLimit
 from .. import (
+    BudgetSpentError,
     DurableRun,
     DurableState,
     JobDeadError,
@@ -43,7 +47,11 @@ LANES: Final = {"main": 3, "cron": 1}
 SESSIONS: Final = (None, "a", "b", "c", "d")
 PATIENT: Final = 1_000.0
 """Seconds after the last fault in which all jobs must have ended."""
-HANDLERS: Final = ("work", "work", "work", "flaky", "lends", "saves", "stubborn")
+HANDLERS: Final = (
+    *("work", "work", "work", "flaky", "lends", "saves", "stubborn"),
+    *("parent", "spends", "spends"),
+)
+BUDGET, BUDGET_CAP, ESTIMATE = "budget:1", 7, 3
 
 
 @final
@@ -88,6 +96,8 @@ class _Story:
         self.results: dict[int, Any] = {}  # {id: payload}
         self.joined: set[int] = set()  # numbers of submissions that may have joined a job
         self.ran: set[int] = set()  # the jobs of which a body has begun
+        self.children: dict[tuple[int, int], int] = {}  # {(parent, place): id}
+        self.spent = self.above = self.granted = 0  # of the budget at most; above are settles
 
     def say(self, what: str) -> None:
         self.wrong.append(f"at {trio.current_time():.3f}: {what}")
@@ -163,6 +173,40 @@ class _Story:
                 await run.checkpoint(part + 1)
         return payload
 
+    async def parent(self, payload: Any) -> Any:
+        with self.body() as run:
+            async with run.children() as jobs:
+                for place in range(2):
+                    child = await jobs.submit("work", payload)
+                    first = self.children.setdefault((run.id, place), child.id)
+                    self.results[child.id] = payload
+                    self.wrong += [f"job {run.id} has child {place} twice"] * (first != child.id)
+                    await trio.sleep(self.chance.random())
+                self.running[run.fence] = attrs.evolve(self.running[run.fence], lane="")
+            self._occupy(run)
+            self.wrong += [f"job {run.id} misses an end"] * (run.children_ended != (2, 2))
+        return payload
+
+    async def spends(self, payload: Any) -> Any:
+        with self.body() as run, suppress(BudgetSpentError):
+            await trio.sleep(self.chance.random())
+            assert self.cluster is not None
+            quota, change = self.cluster.lanes_of(run).quota(BUDGET), self.chance.choice((-2, 2))
+            # also if the answer is lost, or a late copy of a refused request is admitted
+            self.spent += ESTIMATE
+            spent = await quota.spend(tokens=ESTIMATE, wait=False)
+            self.above += max(0, change)
+            self.spent += max(0, change)
+            await spent.settle(tokens=ESTIMATE + change)
+            self.spent += min(0, change)
+        return payload
+
+    def check_budget(self, used: int, granted: int) -> None:
+        """Note where the budget has admitted too much, or was charged twice, at the end."""
+        too_much = used - self.above > BUDGET_CAP + granted or granted > self.granted
+        what = f"{used} of the budget are used, {self.spent} were spent, {granted} granted"
+        self.wrong += [what] * (too_much or used > self.spent)
+
     async def stubborn(self, payload: Any) -> Any:
         try:
             return await self.work(payload)
@@ -179,7 +223,10 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
         open_store() as store,
         open_cluster(
             handlers,
-            {**LANES, "main": LaneConfig(concurrency=LANES["main"], weights={"gold": 3})},
+            {
+                "main": LaneConfig(concurrency=LANES["main"], weights={"gold": 3}),
+                "cron": LaneConfig(concurrency=LANES["cron"], aging=2.0),
+            },
             instances=life.instances,
             seed=life.seed,
             faults=life.faults,
@@ -189,6 +236,7 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
             result_ttl=1e6,
             grace=0,
             affinity=2.0 * (life.seed % 2),
+            quotas={"budget:*": RateLimit(BUDGET_CAP, per="month", unit="tokens")},
         ) as cluster,
     ):
         story.cluster = cluster
@@ -205,7 +253,7 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
         for name in (*LANES, *(f"session:{name}" for name in SESSIONS if name)):
             await lanes.resume(name)
         with trio.move_on_after(PATIENT) as in_time:
-            for id, payload in story.results.items():
+            for id, payload in list(story.results.items()):  # a parent may be adding a child
                 await _check_end(story, lanes.job(id), payload)
         if in_time.cancelled_caught:
             alive = [one for one in DurableState if one.value in ("waiting", "parked", "running")]
@@ -214,6 +262,8 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
                     f"job {status.id} is stuck: {status.state.value}, {status.why} {status.name}"
                     f" on {status.instance}"
                 )
+        for quota in (await lanes.statistics(quota=BUDGET)).quotas:
+            story.check_budget(int(quota.levels[0].used), int(quota.levels[0].granted))
         story.wrong += (await lanes.check()).problems
     return story.wrong
 
@@ -235,8 +285,14 @@ async def _submit(story: _Story, lanes: Any, number: int) -> None:
     coalesce = None
     if chance.random() < 0.3:
         key = f"{name} {session} {arguments['lane']}"
-        coalesce = chance.choice((Coalesce(key), Coalesce(key, keep="first", while_running="drop")))
+        coalesce = chance.choice(
+            (
+                *(Coalesce(key), Coalesce(key, keep="first", while_running="drop")),
+                Coalesce(f"{key} later", debounce=2.0, max_wait=5.0),
+            )
+        )
         arguments |= {"key": None, "key_after": "result_ttl", "delay": 0, "coalesce": coalesce}
+        delay = coalesce.debounce
         story.joined.add(number)
     while True:
         try:
@@ -245,16 +301,20 @@ async def _submit(story: _Story, lanes: Any, number: int) -> None:
         except StoreUnavailableError:
             await trio.sleep(0.5)  # with the same key it is the same job
     story.results.setdefault(job.id, number)
-    if session is not None and not arguments["delay"]:
+    if session is not None and not delay:
         story.places.setdefault(job.id, number + 1)
 
 
 async def _order(story: _Story, lanes: Any) -> None:
     chance = story.chance
     name = chance.choice(("main", "cron", "session:a", "session:b"))
-    what = chance.choice(("clear", "pause", "pause", "cancel"))
+    what = chance.choice(("clear", "pause", "pause", "cancel", "grant"))
     try:
-        if what == "clear":
+        if what == "grant":
+            story.granted += 2
+            with suppress(LookupError):  # nothing was spent yet
+                await lanes.grant(BUDGET, tokens=2)
+        elif what == "clear":
             await lanes.clear(name)
         elif what == "pause":
             await lanes.pause_for(name, chance.random() * 10)
