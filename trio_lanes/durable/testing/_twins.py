@@ -100,6 +100,7 @@ QUOTA: Final = (
     RateLimit(4, per=9.0, burst=2),
     RateLimit(9, per=7.0, unit="tokens", algorithm="sliding"),
     RateLimit(Decimal("0.9"), per=8.0, unit="usd"),
+    RateLimit(7, per="month", unit="calls"),
 )
 LETTER_STATES: Final = (
     frozenset({DurableState.DEAD}),
@@ -596,7 +597,7 @@ class _TwinLife:
         name, wait = chance.choice(("q", "t:1", "t:2")), chance.random() < 0.6
         of = None if name == "q" else "t:*"
         costs: dict[str, Any] = {"requests": chance.randrange(3), "tokens": chance.randrange(5)}
-        costs["usd"] = chance.choice((0, 1, Decimal("0.25")))
+        costs |= {"usd": chance.choice((0, 1, Decimal("0.25"))), "calls": chance.randrange(3)}
         if (await self._do(Spend(name, QUOTA, costs, None, of, wait)))[0] == "at once":
             self.spent.append((name, of, costs))
         if self.chance.random() < 0.2:
