@@ -48,6 +48,8 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
         "test_the_runs_of_a_crash_go_before_waiting_jobs",
         # these need virtual time, and do nothing without
         "test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced",
+        "test_each_second_of_a_wait_in_a_lane_has_the_cause_that_it_had_then",
+        "test_the_causes_of_a_lane_are_kept_for_so_many_changes",
         "test_a_timed_pause_of_a_lane_of_a_template_outlasts_the_clean_up",
         "test_it_is_a_problem_that_a_job_waits_though_nothing_holds_it",
         "test_it_is_a_problem_that_a_store_answers_slowly",

@@ -54,6 +54,7 @@ LUA_ONLY = {
         runs_of set_of compare_runs leave declare_dead forget_done
         read_item refusal
     """,
+    "holds": "holds_of",
     "inspection": """
         wait record_of last_messages is_head missing_from report_problem check_job check_index
         checked_indexes
@@ -87,14 +88,15 @@ PYTHON_ONLY = {
         CalendarWindow.end_of utc_offsets ahead_of_wall
     """,
     "claims": """
-        is_paused size read first pop shares LaneTurn._suspect LaneTurn.put_passed
+        is_paused Claims.note_skipped size read first pop shares LaneTurn._suspect
+        LaneTurn.put_passed
     """,
     "engine": "digest open_as_worker once check_joined take_in record",
     "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """
-        blockers_of status_from present statistics_of paused_of locks_of quotas_of by_name shown
-        with_heads
+        blockers_of holds_of status_from present statistics_of paused_of locks_of quotas_of by_name
+        shown with_heads
     """,
     "lines": "terms",
     "meters": """

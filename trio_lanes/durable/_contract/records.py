@@ -360,7 +360,9 @@ class DurableStatus:
     waits: Mapping[str, float] = attrs.field(factory=dict)
     """Where its waits went, until now, in seconds by cause: ``"delay"``, ``"retry"`` (back-off),
     ``"session"`` (other jobs were before it; not told apart if it was delayed or parked as well),
-    ``"queue"``: the rest. It does not include what came before the last ten runs."""
+    what kept its lane from a start: ``"pause"`` of the lane, ``"slots"``, ``"group"`` (slots or
+    reservations), ``"rate"``; ``"queue"``: the rest, as its turn and the room of instances. Claims
+    note it, of a lane for its last 20 changes. The waits before the last ten runs are not in it."""
     timeout: float = math.inf
     """Seconds that an attempt may run."""
     seen_at: float = attrs.field(default=0.0, eq=False)

@@ -106,6 +106,12 @@ class Budget:
                 refused.append(("reservation", group.name))
         return refused
 
+    def hold(self, lane: str) -> str:
+        """Return what keeps the next job of a lane from a start, as a cause of waits, or `""`."""
+        for kind, _ in self.refused_by(lane):
+            return "slots" if kind == "concurrency" else "group"
+        return "rate" if lane in self.refused else ""
+
     def holder(self, kind: Refusal, lane: str) -> int | None:
         """Return the job that has had a slot longest, of a lane, or of the lanes of its group."""
         found = None if kind == "concurrency" else self._group(lane)

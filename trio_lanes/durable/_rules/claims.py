@@ -40,9 +40,10 @@ from .budget import Budget
 from .counts import Counts
 from .fair import key_of
 from .history import begun, process_key
+from .holds import note_hold
 from .job_record import HOLDS_SLOT, JobRecord, place_on_list
 from .queues import Queues
-from .tables import FAIR_TURNS, GROUPS, LIMITS, SHARES, Tables
+from .tables import FAIR_TURNS, GROUPS, HOLDS, LIMITS, SHARES, Tables
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
@@ -167,10 +168,14 @@ class Claims:
             limit, until = budget.limit(lane), math.inf
             if limit is not None and is_paused(limit, queues.now):
                 until = limit.paused_until or until
+                self._note_skipped(turns, budget, lane, "pause", until)
             elif limit is not None and not counts.waiting[lane].isdisjoint(names):
                 n = int(min(room, budget.free(lane)))
-                if n or not budget.is_held(lane):
+                if n:
                     return n
+                self._note_skipped(turns, budget, lane, budget.hold(lane))
+                if not budget.is_held(lane):
+                    return 0
             self._put_aside(counts, lane, until)
             return 0
 
@@ -218,6 +223,7 @@ class Claims:
         homes = Homes(queues, instance) if queues.opening.affinity else None
         unseen, seen = self._turns(counts, turns, budget, room, homes), deque[LaneTurn]()
         claims: list[Claim] = []
+        looked_at: dict[str, LaneTurn] = {}
         due = math.inf  # without room no rate is waited for
         left = math.inf  # bytes, of payloads and checkpoints; one job may exceed `STEP_BYTES`
         while len(claims) < room and isolation.has_room and not self.unfinished:
@@ -225,6 +231,8 @@ class Claims:
             if turn is None:
                 due = min(budget.due, counts.rated_until())
                 break
+            if turn.had_jobs:
+                looked_at[turn.lane] = turn
             job = turn.next(isolation, left)
             if job is not None:
                 claims.append(self._claim(job, instance))
@@ -239,12 +247,27 @@ class Claims:
                 until = budget.refused[turn.lane]
                 self._put_aside(counts, turn.lane, until, until)
             self.unfinished = turn.needs_bytes
+        for lane, turn in looked_at.items():
+            cause = "" if turn.is_empty else budget.hold(lane)
+            if cause or lane in queues.tables.of(HOLDS):
+                note_hold(queues.tables, queues.now, lane, cause)
         if claims:
             turns.put_served(claims[-1].lane)
         dues = isolation.due, homes and homes.due, due if due < math.inf else None
         self.due = min([due for due in dues if due is not None], default=None)
         turns.write()
         return claims
+
+    def _note_skipped(
+        self, turns: FairTurns, budget: Budget, lane: str, cause: str, until: float = math.inf
+    ) -> None:
+        """Note why a lane got no turn, if it has ready jobs for this instance."""
+        queues = self._queues
+
+        def is_held() -> bool:
+            return LaneTurn(queues, lane, queues.opening.names, turns, budget, 1).had_jobs
+
+        note_hold(queues.tables, queues.now, lane, cause, until=until, if_so=is_held)
 
     def _claim(self, job: JobRecord, instance: str) -> Claim:
         queues = self._queues
@@ -469,7 +492,18 @@ class LaneTurn:
                 front = _Front(queues, lane, priority, waiting)
             if front.read(limit):
                 self._fronts[priority] = front
+        self.had_jobs: Final = bool(self._fronts)
+        """Whether it has had ready jobs in this claim."""
         self._passed = {priority: turns.passed(lane, priority) for priority in self._fronts}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of its ready jobs is left, besides those that were left to their homes."""
+        if self._to_read is not None:
+            if not self._fronts[self._to_read].read(self._limit):
+                del self._fronts[self._to_read]
+            self._to_read = None
+        return not self._fronts
 
     def _heads(self) -> list[JobRecord]:
         """Return the first job of each priority that has a job, the highest priority first."""
@@ -529,13 +563,9 @@ class LaneTurn:
         self.passes_over = False
         if not self._budget.free(self.lane):
             return None
-        if self._to_read is not None:
-            if not self._fronts[self._to_read].read(self._limit):
-                del self._fronts[self._to_read]
-            self._to_read = None
-        heads = self._heads()
-        if not heads:
+        if self.is_empty:
             return None
+        heads = self._heads()
         job = self._choose(heads)
         if not self._budget.rates_allow(job):
             return None

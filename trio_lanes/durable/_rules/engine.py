@@ -85,6 +85,7 @@ from .affinity import note_home
 from .budget import Budget
 from .claims import Claims, claim_of, forget_turns
 from .history import forgiven
+from .holds import forget_holds
 from .job_record import JobRecord
 from .lane_limits import configured, limit_of
 from .queues import Queues
@@ -429,6 +430,7 @@ class Engine(Queues):
             if limit.pause_only and (limit.paused_until or 0.0) <= self.now:
                 tables.put(LIMITS, name, None)
         forget_turns(tables)
+        forget_holds(tables)
         tables.forget_unused(self.now)
 
     def _step_again(self, instance: str, number: int, last: LastStep) -> Step:

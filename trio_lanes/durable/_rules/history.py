@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from .._contract.records import DurableAttempt
@@ -82,12 +83,14 @@ def waits_of(
     due: float | None,
     why: str | None,
     until: float | None,
+    holds: Sequence[tuple[float, str]],
 ) -> dict[str, float]:
     """Return the seconds that a job has waited, by cause: see `DurableStatus.waits`.
 
     Args:
       due: until when it waits, or has waited, for ``why`` since its last run.
       until: now, if it waits; else None.
+      holds: what kept the jobs of its lane from a start: see `tables.HOLDS`.
     """
     waits: defaultdict[str, float] = defaultdict(float)
     since: float | None = submitted_at
@@ -101,8 +104,10 @@ def waits_of(
             free = since if due_at is None else min(max(since, due_at), start)
             if cause is not None and free > since:
                 waits[cause] += free - since
-            if start > free:
-                waits["queue"] += start - free
+            for (at, hold), (over, _) in pairwise([(free, ""), *holds, (start, "")]):
+                seconds = min(over, start) - max(at, free)
+                if seconds > 0:
+                    waits[hold or "queue"] += seconds
         since = end
     return dict(waits)
 

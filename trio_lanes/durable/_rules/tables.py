@@ -72,6 +72,8 @@ SHARES: Final = Kind[Mapping[str, tuple[int, float]]]("share")
 """By priority and fair lane with weights: {ring: (its owners with ready jobs, what it is owed)}."""
 QUOTAS: Final = Kind[tuple[RateLimit, ...]]("quota")
 """The quotas and templates from which something was spent, with the limits applied last."""
+HOLDS: Final = Kind[tuple[tuple[float, str], ...]]("hold")
+"""By lane, what kept its ready jobs from a start: (since when, a cause of waits, or `""`)."""
 GRANTS: Final = Kind[tuple[tuple[float, int], ...]]("grant")
 """By the key of a meter of a quota, what was granted to it: (until when, how much)."""
 FIRES: Final = Kind[float]("fires")
@@ -80,7 +82,8 @@ INSTANCES: Final = Kind[InstanceInfo]("instance")
 STEPS: Final = Kind[LastStep]("step")
 """The last steps of instances, in tables that keep them as settings."""
 SETTING_KINDS: Final = (
-    *(LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, SHARES, QUOTAS, GRANTS, FIRES, INSTANCES, STEPS),
+    *(LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, SHARES, QUOTAS, HOLDS, GRANTS, FIRES),
+    *(INSTANCES, STEPS),
 )
 
 

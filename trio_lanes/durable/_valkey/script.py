@@ -28,6 +28,7 @@ ORDER: Final = (
     "fair",  # owners that take turns
     "queues",  # the rules of order
     "affinity",  # which jobs are left to other instances
+    "holds",  # what keeps lanes from starts
     "claims",  # which jobs an instance may run
     "lines",  # requests for locks and quotas
     "clock",  # the beginning of a call that writes

@@ -216,7 +216,9 @@ def status_of(answer: str) -> DurableStatus:
     job = _made(JobRecord, {"session": None, "payload": "", "timeout": "inf", **data})
     job.outcome = read.get("outcome")
     job.timeout, *_ = _rest_of(data.get("rest"))
-    return status_from(job, now, tuple(map(_attempt, data.get("runs", ()))))
+    flat = iter(read["holds"])
+    holds = list(zip(map(a_time, flat), flat, strict=True))
+    return status_from(job, now, holds, tuple(map(_attempt, data.get("runs", ()))))
 
 
 def _attempt(data: Sequence[Any]) -> DurableAttempt:

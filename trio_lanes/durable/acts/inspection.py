@@ -41,7 +41,7 @@ from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.lines import quotas
 from .._rules.queues import Queues
 from .._rules.request import Request
-from .._rules.tables import GROUPS, INSTANCES, LIMITS, PAUSES
+from .._rules.tables import GROUPS, HOLDS, INSTANCES, LIMITS, PAUSES
 
 _SUMS = ("waiting", "parked", "running", "dead", "unhandled")
 _ByName: TypeAlias = defaultdict[str, list[Request]]
@@ -127,7 +127,7 @@ class StatusOf(Question[DurableStatus | None]):
         job = queues.known(self.id)
         if job is None:
             return None
-        status = status_from(job, queues.now)
+        status = status_from(job, queues.now, _holds_of(queues, job))
         return attrs.evolve(status, texts=_texts_of(queues, job)) if self.texts else status
 
 
@@ -138,7 +138,7 @@ class RunningIn(Question[DurableStatus | None]):
 
     def answer(self, queues: Queues) -> DurableStatus | None:
         job = queues.running_in(self.session)
-        return None if job is None else status_from(job, queues.now)
+        return None if job is None else status_from(job, queues.now, _holds_of(queues, job))
 
 
 class BlockersOf(Question[tuple[DurableBlocker, ...] | None]):
@@ -167,7 +167,7 @@ class JobsOf(Question[list[DurableStatus]], long=True):
     def answer(self, queues: Queues) -> list[DurableStatus]:
         limit = min(self.limit, PAGE)
         found = queues.tables.select(self.of, self.after, limit, queues.now)
-        return [status_from(job, queues.now) for job in found]
+        return [status_from(job, queues.now, _holds_of(queues, job)) for job in found]
 
 
 class AllStatistics(Question[DurableStatistics], long=True):
@@ -209,10 +209,22 @@ class Repair(PortionedAct, long=True):
         return _checked(queues, repair=True).repaired, None
 
 
+def _holds_of(queues: Queues, job: JobRecord) -> Sequence[tuple[float, str]]:
+    return queues.tables.of(HOLDS).get(job.lane, ())
+
+
 def status_from(
-    job: JobRecord, now: float, runs: tuple[DurableAttempt, ...] | None = None
+    job: JobRecord,
+    now: float,
+    holds: Sequence[tuple[float, str]],
+    runs: tuple[DurableAttempt, ...] | None = None,
 ) -> DurableStatus:
-    """Return the public status of a job. ``runs``: its last runs; None: its record has them."""
+    """Return the public status of a job.
+
+    Args:
+      holds: of its lane.
+      runs: its last runs; None: its record has them.
+    """
     error, due, why = None, job.due, job.why
     until = now if job.state in (WAITING, PARKED) else None
     runs = attempts(job.history) if runs is None else runs
@@ -238,7 +250,7 @@ def status_from(
         error=error,
         submitted_at=job.submitted_at,
         history=runs,
-        waits=waits_of(job.submitted_at, runs, due, why, until),
+        waits=waits_of(job.submitted_at, runs, due, why, until, holds),
         timeout=job.timeout,
         seen_at=now,
         expires_at=job.expires,

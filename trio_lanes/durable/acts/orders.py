@@ -15,6 +15,7 @@ from .._contract.act import Act, PortionedAct
 from .._contract.records import GroupLimit, LaneLimit, Selection
 from .._contract.state import CANCELLED, DEAD, DEAD_LETTERS, ENDED, PARKED, RUNNING, WAITING
 from .._rules import fair, rates
+from .._rules.holds import note_hold
 from .._rules.job_record import ON_LIST, SESSION_PAUSED, JobRecord
 from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.queues import Queues
@@ -179,6 +180,8 @@ class Pause(Act[None]):
             limit = queues.tables.of(LIMITS).get(self.lane, PAUSE)
             until = max(until, limit.paused_until or until)
             queues.tables.put(LIMITS, self.lane, attrs.evolve(limit, paused_until=until))
+            if not is_template(self.lane):
+                note_hold(queues.tables, queues.now, self.lane, "pause", until=until)
         else:
             assert self.session is not None
             until = max(until, queues.tables.of(PAUSES).get(self.session) or until)
@@ -205,6 +208,7 @@ class Resume(Act[None]):
                 if limit is not None:
                     resumed = None if limit.pause_only else attrs.evolve(limit, paused_until=None)
                     queues.tables.put(LIMITS, name, resumed)
+                note_hold(queues.tables, queues.now, name, "")
             queues.look = True
         else:
             assert self.session is not None

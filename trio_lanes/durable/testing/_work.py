@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ... import LaneConfig, LaneFullError, UnknownLaneError
+from ... import LaneConfig, LaneFullError, LaneGroup, RateLimit, UnknownLaneError
 from .. import (
     DurableJobError,
     DurableState,
@@ -23,6 +23,12 @@ from .. import (
 from ._bench import ONCE, Bench, new_job, this_run
 
 SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
+
+
+def rounded(waits: Mapping[str, float]) -> dict[str, int]:
+    """Return the waits in whole seconds, without those of less than half a second."""
+    found = {cause: round(seconds) for cause, seconds in waits.items()}
+    return {cause: seconds for cause, seconds in found.items() if seconds}
 
 
 class WorkStories(Bench):
@@ -347,10 +353,6 @@ class WorkStories(Bench):
             await job.wait()
 
     async def test_the_status_says_where_the_wait_went(self) -> None:
-        def rounded(waits: Mapping[str, float]) -> dict[str, int]:
-            found = {cause: round(seconds) for cause, seconds in waits.items()}
-            return {cause: seconds for cause, seconds in found.items() if seconds}
-
         policy = RetryPolicy(max_attempts=3, backoff=(100.0, 100.0), jitter=0.0)
         async with self.instance(lanes={"main": 9}, retry=policy) as lanes:
             head = await lanes.submit("gate", "head", session="s")
@@ -364,11 +366,11 @@ class WorkStories(Bench):
             await self.advance(30)
             assert rounded((await head.status()).waits) == {}, await head.status()
             assert rounded((await second.status()).waits) == {"session": 30}
-            assert rounded((await late.status()).waits) == {"delay": 20, "queue": 10}
+            assert rounded((await late.status()).waits) == {"delay": 20, "pause": 10}
             assert rounded((await retried.status()).waits) == {"retry": 30}
             await self.opened("head")
             await self.advance(4)
-            assert rounded((await second.status()).waits) == {"session": 30, "queue": 4}
+            assert rounded((await second.status()).waits) == {"session": 30, "pause": 4}
             await lanes.resume("main")
             await self.settle()
             await self.advance(70)
@@ -377,8 +379,8 @@ class WorkStories(Bench):
             await self.settle()
             for job, waits, by in (
                 (head, {}, [None]),
-                (second, {"session": 30, "queue": 4}, ["session"]),
-                (late, {"delay": 20, "queue": 14}, ["delay"]),
+                (second, {"session": 30, "pause": 4}, ["session"]),
+                (late, {"delay": 20, "pause": 14}, ["delay"]),
                 (retried, {"retry": 100, "queue": 4}, [None, "retry"]),
             ):
                 status = await job.status()
@@ -390,6 +392,42 @@ class WorkStories(Bench):
                 assert ended_at is not None
                 all_of_it = ended_at - status.submitted_at
                 assert abs(sum(status.waits.values()) + runs - all_of_it) < 0.001
+
+    async def test_each_second_of_a_wait_in_a_lane_has_the_cause_that_it_had_then(self) -> None:
+        if not self.virtual:
+            return
+        rate = RateLimit(1, per=9.0, algorithm="sliding")
+        limits = {"main": LaneConfig(concurrency=1, rate=rate), "cron": 1, "t:*": 9}
+        groups = {"g": LaneGroup(["main", "cron"], concurrency=1)}
+        async with self.instance(lanes=limits, groups=groups) as lanes:
+            await self.submitted("gate", "first")
+            await lanes.pause("main")
+            await lanes.pause_for("t:*", 2)
+            jobs = [await self.submitted("echo", lane=lane) for lane in ("main", "cron", "t:a")]
+            await self.advance(3)
+            await lanes.resume("main")
+            await self.settle()
+            await self.advance(2)
+            assert rounded((await jobs[0].status()).waits) == {"pause": 3, "slots": 2}
+            await self.opened("first")
+            await self.advance(4)
+            assert [rounded((await job.status()).waits) for job in jobs] == [
+                {"pause": 3, "slots": 2, "rate": 4},
+                {"group": 5},
+                {"pause": 2, "queue": 1},  # no instance looked before
+            ]
+
+    async def test_the_causes_of_a_lane_are_kept_for_so_many_changes(self) -> None:
+        if not self.virtual:
+            return
+        async with self.instance(worker=False) as lanes:  # so that no claim looks
+            job = await lanes.submit("echo")
+            for _ in range(22):
+                await lanes.pause("main")
+                await self.advance(1)
+                await lanes.resume("main")
+                await self.advance(1)
+            assert rounded((await job.status()).waits) == {"pause": 10, "queue": 34}
 
     async def test_the_same_key_is_the_same_job_until_it_is_forgotten(self) -> None:
         async with self.instance(result_ttl=5) as lanes:

@@ -98,6 +98,15 @@ function Budget:refused_by(lane)
   return found
 end
 
+-- What keeps the next job of a lane from a start, as a cause of waits, or ''.
+function Budget:hold(lane)
+  local refused = self:refused_by(lane)[1]
+  if refused then
+    return refused[1] == 'concurrency' and 'slots' or 'group'
+  end
+  return self.refused[lane] and 'rate' or ''
+end
+
 -- The job that has had a slot longest, of a lane, or of the lanes of its group; or nil.
 function Budget:holder(kind, lane)
   local first, least = nil, huge

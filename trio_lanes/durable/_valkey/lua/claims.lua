@@ -126,13 +126,20 @@ end
 function Claims.turns(names, budget, turns, homes)
   local function turn_of(lane)
     local limit = budget:limit(lane)
+    local function has_jobs()
+      return not LaneTurn.new(lane, names, turns, budget, homes):is_empty()
+    end
     if limit and is_paused(limit) then
+      note_hold(lane, 'pause', limit.paused_until, has_jobs)
       Claims.put_aside(turns, lane, limit.paused_until)
     elseif limit and budget:free(lane) > 0 then
       local turn = LaneTurn.new(lane, names, turns, budget, homes)
       return turn.fronts.present and turn
-    elseif limit and budget:is_held(lane) then
-      Claims.put_aside(turns, lane, huge)
+    elseif limit then
+      note_hold(lane, budget:hold(lane), nil, has_jobs)
+      if budget:is_held(lane) then
+        Claims.put_aside(turns, lane, huge)
+      end
     end
   end
   local served, suspects, is_suspect = turns:served(), {}, {}
@@ -182,7 +189,8 @@ function Claims.take(instance, info, room)
   local budget, turns = Budget.new(), FairTurns.new()
   local homes = info.affinity > 0 and Homes.new(info.affinity)
   local unseen, seen, at = Claims.turns(info.handles, budget, turns, homes), {}, 0
-  local left, why, is_end, due = huge, nil, false, huge  -- without room no rate is waited for
+  local left, why, is_end, looked_at = huge, nil, false, {}
+  local due = huge  -- without room no rate is waited for
   while #claims < room and isolation:has_room() and why ~= 'bytes' do
     local turn, job = not is_end and unseen() or nil, nil
     if not turn then
@@ -192,6 +200,9 @@ function Claims.take(instance, info, room)
     if not turn then
       due = math.min(budget.due or huge, rated_until())
       break
+    end
+    if not looked_at[turn.lane] and not turn:is_empty() then  -- it had jobs
+      looked_at[turn.lane] = turn
     end
     job, why = turn:next(isolation, left)
     if job then
@@ -207,6 +218,9 @@ function Claims.take(instance, info, room)
     elseif budget.refused[turn.lane] and turn.fronts.handled and budget:is_held(turn.lane) then
       Claims.put_aside(turns, turn.lane, budget.refused[turn.lane], budget.refused[turn.lane])
     end
+  end
+  for lane, turn in pairs(looked_at) do
+    note_hold(lane, turn:is_empty() and '' or budget:hold(lane))
   end
   turns:write()
   due = math.min(due, isolation.due or huge, homes and homes.due or huge)
@@ -379,6 +393,19 @@ function LaneTurn.new(lane, names, turns, budget, homes)
     lane = lane, fronts = Fronts.new(lane, names), turns = turns, budget = budget, homes = homes,
     ages = budget:limit(lane).ages,
   }, LaneTurn)
+end
+
+-- Whether none of its ready jobs is left, besides those that were left to their homes.
+function LaneTurn:is_empty()
+  for _, priority in ipairs(PRIORITIES) do
+    local list = self.fronts.lists[priority]
+    for entry in pairs(list) do
+      if self.fronts:front(list, entry) then
+        return false
+      end
+    end
+  end
+  return true
 end
 
 -- The first job of each priority that has a job, the highest priority first.

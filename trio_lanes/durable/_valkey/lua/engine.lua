@@ -396,6 +396,7 @@ function forget_lanes()
     end
   end
   forget_turns()
+  forget_holds()
 end
 
 -- The claims of the last step are the instance's runs whose fences are above `after`.

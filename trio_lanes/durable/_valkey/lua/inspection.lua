@@ -134,7 +134,7 @@ end
 -- What the status of a job is made of. Only of a dead or failed job it shows the outcome.
 function record_of(job)
   local fails = job.state == 'dead' or job.state == 'failed'
-  return json({ job = job, outcome = fails and text_of(ROOT .. 'o:' .. job.id) or nil, now = now })
+  return json({ job = job, outcome = fails and text_of(ROOT .. 'o:' .. job.id) or nil, now = now, holds = holds_of(job.lane) })
 end
 
 -- The last messages to a job: numbers, whether taken, texts.

@@ -129,6 +129,9 @@ function WITH_TICKET.pause(lane, session, micros)
     limit.paused_until = math.max(ends, limit.paused_until or ends)
     ends = limit.paused_until
     put_lane(lane, limit)
+    if not is_template(lane) then
+      note_hold(lane, 'pause', ends)
+    end
   else
     ends = math.max(ends, pause_of(session) or ends)
     call('ZADD', ROOT .. 'pauses', ends == huge and 'inf' or ends, session)
@@ -161,6 +164,7 @@ function WITH_TICKET.resume(lane, session)
         limit.paused_until = nil
         put_lane(name, not limit.pause_only and limit or nil)
       end
+      note_hold(name, '')
     end
     LOOK = true
   else
