@@ -27,7 +27,7 @@ from trio_lanes.durable import (
 from trio_lanes.durable._contract.act import new_ticket
 from trio_lanes.durable._memory.tables import MemoryTables
 from trio_lanes.durable._rules.rates import meters_of, names_of
-from trio_lanes.durable._rules.tables import FAIR_TURNS, LIMITS
+from trio_lanes.durable._rules.tables import FAIR_TURNS, HOLDS, LIMITS
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.orders import Pause
 from trio_lanes.durable.testing._bench import Played
@@ -85,10 +85,12 @@ async def test_a_store_in_memory_forgets_lanes_without_jobs(autojump_clock: Mock
         await run_all(store)
         assert names_of("lane", tables.meters()) == {"main", "tenant:a", "tenant:b c"}
         assert len(tables.of(FAIR_TURNS)) > 5
+        assert of_tenants(tables.of(HOLDS)) == ["tenant:a", "tenant:b c", "tenant:c"]
         assert sorted(tables.of(LIMITS)) == ["main", "tenant:*", "tenant:c"]
         await forget(store)
         assert list(tables.meters()) == []
         assert of_tenants(tables.of(FAIR_TURNS)) == []
+        assert list(tables.of(HOLDS)) == ["main"]
         assert sorted(tables.of(LIMITS)) == ["main", "tenant:*"]
 
 
@@ -121,6 +123,7 @@ async def test_a_file_forgets_lanes_without_jobs(tmp_path: Path, autojump_clock:
             ask("SELECT name FROM settings WHERE kind = 'turn' AND name LIKE 'passed%tenant%'")
             == set()
         )
+        assert ask("SELECT name FROM settings WHERE kind = 'hold'") == {"main"}
         assert ask("SELECT name FROM settings WHERE kind = 'lane'") == {"main", "tenant:*"}
         await run_all(store)
         assert (await file.look(Check())).problems == ()

@@ -291,9 +291,11 @@ def test_lanes_of_templates_leave_nothing_behind(stage: Stage, server: Server) -
             ends = [Finish(one.id, one.fence, Succeeded("1")) for one in claims]
             claims = (await store.step(ends, 2)).claims
         assert any("tenant:a" in name for name in keys.ask("HKEYS", "turns"))
+        assert sorted(keys.ask("HKEYS", "holds")) == ["tenant:b"]
         stage.clock.jump(61)
         await store.step([], 1)
         assert not any("tenant:a" in name for name in keys.ask("HKEYS", "turns"))
+        assert keys.ask("HKEYS", "holds") == []
         assert sorted(await store.look(AllLanes())) == ["main", "one", "tenant:*"]
 
     stage.run(test)
