@@ -140,6 +140,17 @@ def test_the_key_of_a_meter_names_its_lane(name: str) -> None:
     assert len({meter.key for meter in meters}) == 5
 
 
+async def test_a_claim_passes_over_the_jobs_of_a_lane_that_is_gone(mock_clock: MockClock) -> None:
+    memory = MemoryStore()
+    tables: Any = memory._tables
+    store = Played(memory)
+    async with opened(memory):
+        await store.join()
+        await store.enqueue([SubmittedJob(name="echo", lane=lane) for lane in ("main", "tenant:a")])
+        tables.put(LIMITS, "main", None)
+        assert [claim.lane for claim in (await store.step([], 9)).claims] == ["tenant:a"]
+
+
 async def test_jobs_of_a_lane_that_is_gone_are_a_problem_and_change_nothing_else(
     tmp_path: Path, mock_clock: MockClock
 ) -> None:

@@ -196,7 +196,8 @@ class Claims:
         while some := dict(islice(others, min(room, AT_ONCE))):
             tables.look_ahead(some, names)
             for lane, most in some.items():
-                yield LaneTurn(queues, lane, names, turns, budget, most, homes)
+                # one more, so that no further read has to say whether jobs are left
+                yield LaneTurn(queues, lane, names, turns, budget, most + 1, homes)
 
     def _put_aside(
         self, counts: Counts, lane: str, until: float, rated_until: float = math.inf
