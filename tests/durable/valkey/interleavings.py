@@ -17,7 +17,8 @@ incarnations, in numbers with the same order, or by a shift of time are one stat
 
 In a scene (`SCENES`) calls of other verbs are under way from the beginning: each arrives once, or
 twice with the same ticket, at any time, or never. They submit jobs that coalesce, fire a schedule
-from two instances, or spend, settle and release what a budget has.
+from two instances, spend, settle and release what a budget has, or grant more of it while some
+spend without a wait and settle above their estimates.
 
 What must hold of each state is in `Explorer._look_at`, of each act in `Explorer._compare`. From
 each state the workers go on without a fault, by the acts of the lowest `rank` that change
@@ -49,7 +50,7 @@ from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable._valkey.store import ValkeyStore
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.jobs import Enqueue
-from trio_lanes.durable.acts.locks import Release, Settle, Spend
+from trio_lanes.durable.acts.locks import Grant, Release, Settle, Spend
 from trio_lanes.durable.acts.schedules import FireSchedule, PutSchedule
 from trio_lanes.durable.store import Step, SubmittedJob
 
@@ -72,6 +73,7 @@ OUTCOMES: Final = {
 ENDS: Final = {"succeeds": "succeeded", "fails": "failed"}
 SETS: Final = frozenset({"lists", "lr"})
 CAP: Final = RateLimit(3, per="month", unit="tokens")
+ESTIMATE, ABOVE, GRANTED = 2, 1, 1
 
 
 def _joins(number: int, **how: Any) -> Enqueue:
@@ -88,8 +90,11 @@ CALLS: Final[dict[str, Callable[[int], Any]]] = {
     "submits or drops": lambda number: _joins(number, keep="first", while_running="drop"),
     "fires": _fires,
     "fires elsewhere": _fires,
-    "spends": lambda number: Spend("q", [CAP], {"tokens": 2}),
+    "spends": lambda number: Spend("q", [CAP], {"tokens": ESTIMATE}),
+    "spends at once": lambda number: Spend("q", [CAP], {"tokens": ESTIMATE}, wait=False),
     "settles": lambda number: Settle("q", [CAP], BEGIN * 10**6, {"tokens": -1}),
+    "settles above": lambda number: Settle("q", [CAP], BEGIN * 10**6, {"tokens": ABOVE}),
+    "grants": lambda number: Grant("q", [CAP], {"tokens": GRANTED}, "{}"),
     "releases": lambda number: Release(number, True),
 }
 """The acts that are not those of a worker, from a number."""
@@ -98,11 +103,15 @@ SCENES: Final[dict[str, tuple[tuple[str | None, ...], tuple[tuple[str, int], ...
     "jobs that coalesce": ((), (("submits", 1), ("submits or drops", 2))),
     "a schedule": ((), (("fires", BEGIN), ("fires elsewhere", BEGIN), ("fires", BEGIN + 1))),
     "a budget": (("s",), (("spends", 0), ("spends", 1))),
+    "a grant": (
+        ("s",),
+        (("spends at once", 0), ("spends at once", 1), ("grants", 0)),
+    ),
 }
 """The sessions of the jobs that are there at first, and the calls, each with its number."""
 COMPARED: Final = SETS | {
     *("s", "si", "sd", "sl", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
-    *("turns", "holds", "n", "ph", "pb", "k", "sc", "l", "m"),
+    *("turns", "holds", "n", "ph", "pb", "k", "sc", "l", "m", "qg"),
 }
 """Keys whose values belong to the name of a state, by the words with which they begin."""
 
@@ -120,13 +129,16 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
   elseif kind == 'set' then
     value = redis.call('SMEMBERS', key)
     table.sort(value)
+  elseif kind == 'list' then
+    value = redis.call('LLEN', key)
   elseif kind == 'string' and name == 'm' then
     value = redis.call('GET', key)
   elseif kind == 'hash' and name ~= 'L' and name ~= 'kinds' and name ~= 'qu' then
     local flat = redis.call('HGETALL', key)
     value = {}
     for at = 1, #flat, 2 do
-      value[flat[at]] = name == 'sc' and cmsgpack.unpack(flat[at + 1]) or flat[at + 1]
+      local packed = name == 'sc' or name == 'qg'
+      value[flat[at]] = packed and cmsgpack.unpack(flat[at + 1]) or flat[at + 1]
     end
     value.rules = nil  -- it is packed
   end
@@ -455,7 +467,7 @@ def _normal(state: State) -> bytes:
             value = [(one["next"], one["skipped"]) for one in value.values()]
         elif isinstance(value, dict):
             value = sorted(value.items())
-        elif kind not in SETS and kind != "m":
+        elif kind not in SETS and kind != "m" and not isinstance(value, int):
             value = [id_names.get(one, one) for one in value[::2]]  # without scores
         rest = "" if kind == "l" else rest
         return kind, new_names.get(rest, rest), value
@@ -557,12 +569,27 @@ def _acts(state: State) -> Iterator[Act]:
         yield from _times(state)
 
 
+def _done(state: State, verb: str) -> int:
+    """Return how many calls of a verb, which have numbers below 3, were done."""
+    return sum(f"{ROOT}b:{verb} {number}" in state.keys for number in range(3))
+
+
+def _budget(state: State) -> tuple[int, int]:
+    """Return how much of the budget is used, and how much was granted."""
+    (used, *_) = [int(m.split()[1]) for k, m in state.keys.items() if _kind(k) == "m"] or [0]
+    grants = state.keys.get(f"{ROOT}qg", {}).values()
+    return used, sum(amount for one in grants for _, amount in one)
+
+
 def _after_call(request: Request, answer: Any) -> Air:
     """Return what comes after a call: what was spent is settled, a request for it is released."""
-    if request.verb != "spends" or len(answer) < 2:  # its instance has no lease
+    if not request.verb.startswith("spends") or len(answer) < 2:  # its instance has no lease
+        return ()
+    if answer[0] == "spent":  # it is refused
         return ()
     number = int(answer[0])
-    verb, number = ("releases", number) if number else ("settles", request.number)
+    settles = "settles above" if request.verb == "spends at once" else "settles"
+    verb, number = ("releases", number) if number else (settles, request.number)
     return (request._replace(verb=verb, number=number),)
 
 
@@ -934,8 +961,14 @@ class Explorer:
         passed = tick["next"] / 1e6 - BEGIN
         wrong(len(set(ticks)) == len(ticks), "a due time was submitted twice")
         wrong(len(ticks) + tick["skipped"] == passed, "due times are neither submitted nor counted")
-        (used, *_) = [int(m.split()[1]) for k, m in state.keys.items() if _kind(k) == "m"] or [0]
-        wrong(used <= CAP.limit, "more is spent than the budget has")
+        used, granted = _budget(state)
+        above = ABOVE * _done(state, "settles above")
+        wrong(used - above <= CAP.limit + granted, "more is spent than the budget has")
+        spends = _done(state, "spends") + _done(state, "spends at once")
+        wrong(used <= spends * ESTIMATE + above, "more is used than was spent and settled")
+        wrong(granted == GRANTED * _done(state, "grants"), "more or less is granted than was asked")
+        waits = [key for key in state.keys if _kind(key) == "l"]
+        wrong(self._scene != "a grant" or not waits, "a spend waits that does not want to")
 
     def _compare(self, before: State, act: Act, answers: Any, after: State) -> None:
         """Regard what must hold of an act."""
@@ -953,6 +986,9 @@ class Explorer:
             elif job["state"] in ENDS.values():
                 mine = id, was.get("fence"), job["state"]
                 wrong(was["state"] == "running" and mine in reported, f"job {id} ends by itself")
+        if _done(after, "spends at once") > _done(before, "spends at once"):
+            used, granted = _budget(after)
+            wrong(used <= CAP.limit + granted, "more is spent at once than the budget has")
         if isinstance(request, Request) and request.verb == "step":
             self._compare_steps(before, request, text.step_of(answers[0]), after)
 
