@@ -110,7 +110,7 @@ SCENES: Final[dict[str, tuple[tuple[str | None, ...], tuple[tuple[str, int], ...
 }
 """The sessions of the jobs that are there at first, and the calls, each with its number."""
 COMPARED: Final = SETS | {
-    *("s", "si", "sd", "sl", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
+    *("s", "si", "sd", "sl", "sw", "r", "w", "due", "h", "run", "want", "le", "su", "x"),
     *("turns", "holds", "n", "ph", "pb", "k", "sc", "l", "m", "qg"),
 }
 """Keys whose values belong to the name of a state, by the words with which they begin."""
