@@ -137,7 +137,7 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
     local flat = redis.call('HGETALL', key)
     value = {}
     for at = 1, #flat, 2 do
-      local packed = name == 'sc' or name == 'qg'
+      local packed = name == 'sc' or name == 'qg' or name == 'holds'
       value[flat[at]] = packed and cmsgpack.unpack(flat[at + 1]) or flat[at + 1]
     end
     value.rules = nil  -- it is packed
@@ -465,6 +465,8 @@ def _normal(state: State) -> bytes:
             value = value["served"] != "0", new_names.get(value["instance"], "gone")
         elif kind == "sc":
             value = [(one["next"], one["skipped"]) for one in value.values()]
+        elif kind == "holds":  # what is noted next depends on the last one only
+            value = sorted((lane, one[-1]) for lane, one in value.items())
         elif isinstance(value, dict):
             value = sorted(value.items())
         elif kind not in SETS and kind != "m" and not isinstance(value, int):
