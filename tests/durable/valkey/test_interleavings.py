@@ -115,9 +115,9 @@ def test_in_every_order_of_acts_and_faults_all_jobs_end_once(
     ("scene", "copies", "faults"),
     [
         *((scene, 1, 0) for scene in FEW_SCENES),
-        *(pytest.param(scene, 2, 0, marks=pytest.mark.thorough) for scene in FEW_SCENES),
-        # the last scene has several times the states of the others
-        *(pytest.param(scene, 1, 1, marks=pytest.mark.thorough) for scene in FEW_SCENES[:-1]),
+        # the last scene has several times the states of the others, and the first the fewest
+        *(pytest.param(scene, 2, 0, marks=pytest.mark.thorough) for scene in FEW_SCENES[:-1]),
+        pytest.param(FEW_SCENES[0], 1, 1, marks=pytest.mark.thorough),
     ],
 )
 def test_in_every_order_of_calls_a_scene_keeps_its_rule(
