@@ -142,13 +142,16 @@ async def test_data_of_another_program_or_version_is_refused_and_untouched(
     assert server.ask("KEYS", re.sub(r"[{}]", "?", key[:-4]) + "*") == [key]
 
 
+SCHEMA = 3
+
+
 @contextmanager
 def newer_version() -> Iterator[None]:
     """A version of this library with one schema more."""
     text = ValkeyStore("valkey://")._script.text
     for old, new in (
-        ("local SCHEMA = 2\n", "local SCHEMA = 3\n"),
-        ("local MIGRATIONS = {}", "local MIGRATIONS = { [2] = function() end }"),
+        (f"local SCHEMA = {SCHEMA}\n", f"local SCHEMA = {SCHEMA + 1}\n"),
+        ("local MIGRATIONS = {}", f"local MIGRATIONS = {{ [{SCHEMA}] = function() end }}"),
     ):
         assert text.count(old) == 1
         text = text.replace(old, new)
@@ -179,7 +182,7 @@ async def test_an_older_worker_that_was_killed_is_in_the_way_until_its_lease_is_
 
 
 @pytest.mark.parametrize(
-    ("schema", "match"), [("2", "start a worker of this version"), ("99", "has schema 99")]
+    ("schema", "match"), [(f"{SCHEMA}", "start a worker of this version"), ("99", "has schema 99")]
 )
 async def test_data_of_another_version_that_come_back_end_the_lanes(
     server: Server, namespace: str, schema: str, match: str
