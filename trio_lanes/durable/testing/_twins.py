@@ -541,8 +541,8 @@ class _TwinLife:
             queue = await twin.played.look(inspection.QueueOf(status.session, 20))
         places = [twin.place("id", one.id) for one in queue]
         taken = dict.fromkeys([place for place in places if place != job][:most], STOP)
-        if chance.random() < 0.2:
-            taken[job] = STOP  # it runs, or has ended: nothing is taken
+        # sometimes the job itself, which runs or has ended: nothing is taken then
+        taken.update({job: STOP} if chance.random() < 0.2 else {})
         await self._do(Take(job, claim, str(chance.randrange(9)), taken))
 
     async def _send(self) -> None:
