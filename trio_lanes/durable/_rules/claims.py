@@ -192,12 +192,14 @@ class Claims:
             if turn is not None and turn.suspect is not None:
                 suspects[lane] = turn
         yield from suspects.values()
-        others = ((lane, n) for lane in lanes if lane not in suspects and (n := free(lane)))
-        while some := dict(islice(others, min(room, AT_ONCE))):
+        others, at_once = (lane for lane in lanes if lane not in suspects), min(room, AT_ONCE)
+        while some := list(islice(others, at_once)):
             tables.look_ahead(some, names)
-            for lane, most in some.items():
-                # one more, so that no further read has to say whether jobs are left
-                yield LaneTurn(queues, lane, names, turns, budget, most + 1, homes)
+            at_once = AT_ONCE  # those did not fill the room
+            for lane in some:
+                if most := free(lane):
+                    # one more, so that no further read has to say whether jobs are left
+                    yield LaneTurn(queues, lane, names, turns, budget, most + 1, homes)
 
     def _put_aside(
         self, counts: Counts, lane: str, until: float, rated_until: float = math.inf
