@@ -63,7 +63,7 @@ MAX_LINES = {
     # slots, and how many jobs are before one, and promote one; 35 say where the wait of a job went;
     # 75 are for affinity; 135 let a claim look at few of many lanes;
     # 100 note what keeps lanes from starts, for the waits of their jobs
-    "durable/_rules": 3_772,
+    "durable/_rules": 3_766,
     "durable/_runs": 1_705,  # 160 of them are handles of jobs, which stood in _lanes
     # 30 of them look for a time among ids, which count; 10 read many ready lists
     "durable/_sqlite": 1_265,
@@ -71,7 +71,7 @@ MAX_LINES = {
     "durable/_valkey": 1_865,
     # 65 of them are runs by lane; 70 are for affinity; 135 let a claim look at few of many lanes;
     # 85 are for what keeps lanes from starts
-    "durable/_valkey/lua": 5_375,
+    "durable/_valkey/lua": 5_380,
     "durable/_wire": 695,
     # 500 of them are incidents, whose roots each store must find; 35 are a rival of each twin;
     # 1,461 are stories of time, doubles and money, and draw them in lives and interleavings; 67 are
@@ -104,7 +104,7 @@ MAX_LINES = {
 # fewer than 3,000 are code, and 1,450 of the suite. 270 are for aging in stores and the ends of
 # jobs by outcome; 360 for claims that look at few of many lanes (40 of them a story);
 # 245 for what keeps lanes from starts.
-MAX_IN_ALL = 62_554
+MAX_IN_ALL = 62_553
 COUNTED = {".py", ".lua", ".js", ".css"}
 
 SAME_IDEA = {

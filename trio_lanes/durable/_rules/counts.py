@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
-from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Final, TypeAlias, final
 
 from .._contract.state import DEAD, PARKED, RUNNING, WAITING
@@ -38,8 +38,7 @@ class Counts:
         # those of `waiting` in order, without those of `aside`; None: not asked for yet
         self._lanes: list[str] | None = None
         self.aside: Final[dict[str, tuple[float, float]]] = {}
-        self._again: Final[list[tuple[float, str]]] = []  # the times of `aside`; some are over
-        self._rated: Final[list[tuple[float, str]]] = []  # when rates allow a start in them; so too
+        self._again: float = math.inf  # the first time of `aside`, or an earlier one
         self.bound: dict[str, int] = {}
         for key, number in numbers:
             self.add(key, number)
@@ -76,30 +75,25 @@ class Counts:
         assert self._lanes is not None
         del self._lanes[bisect_left(self._lanes, lane)]
         self.aside[lane] = until, rated_until
-        heappush(self._again, (until, lane))
-        if rated_until < math.inf:
-            heappush(self._rated, (rated_until, lane))
+        self._again = min(self._again, until)
 
     def touch(self, lane: str) -> None:
         """Put a lane back into the turns, since its jobs change."""
-        if self.aside.pop(lane, None) is not None and self._lanes is not None:
+        if self.aside.pop(lane, None) is not None:
+            assert self._lanes is not None
             insort(self._lanes, lane)
 
     def look_again(self, now: float, *, at_all: bool) -> None:
         """Put lanes back whose time has come, or all."""
-        while self._again and (at_all or self._again[0][0] <= now):
-            until, lane = heappop(self._again)
-            if lane in self.aside and self.aside[lane][0] == until:
+        if at_all or self._again <= now:
+            over = [lane for lane, (until, _) in self.aside.items() if at_all or until <= now]
+            for lane in over:
                 self.touch(lane)
+            self._again = min(map(itemgetter(0), self.aside.values()), default=math.inf)
 
     def rated_until(self) -> float:
         """Return when rates allow the first start of a lane that is put aside."""
-        while self._rated:
-            until, lane = self._rated[0]
-            if lane in self.aside and self.aside[lane][1] == until:
-                return until
-            heappop(self._rated)
-        return math.inf
+        return min(map(itemgetter(1), self.aside.values()), default=math.inf)
 
     def lanes_after(self, lane: str) -> list[str]:
         """Return the lanes of `waiting` in turn: those behind a name, then the others."""

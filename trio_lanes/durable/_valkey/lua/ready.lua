@@ -73,12 +73,16 @@ local function put_aside(lane, till, rated_till)
   end
 end
 
--- Put a lane back into the turns, since its jobs change.
-local function touch(lane)
+local function has_aside()
   if HAS_ASIDE == nil then
     HAS_ASIDE = call('EXISTS', ROOT .. 'aside') == 1
   end
-  if HAS_ASIDE and call('ZREM', ROOT .. 'aside', lane) == 1 then
+  return HAS_ASIDE
+end
+
+-- Put a lane back into the turns, since its jobs change.
+local function touch(lane)
+  if has_aside() and call('ZREM', ROOT .. 'aside', lane) == 1 then
     call('ZREM', ROOT .. 'rated', lane)
     if call('EXISTS', ROOT .. 'lists:' .. lane) == 1 then
       call('ZADD', ROOT .. 'lists', 0, lane)
@@ -88,14 +92,15 @@ end
 
 -- Put lanes back whose time has come.
 local function look_again(now)
-  for _, lane in ipairs(call('ZRANGEBYSCORE', ROOT .. 'aside', '-inf', now)) do
+  for _, lane in ipairs(has_aside() and call('ZRANGEBYSCORE', ROOT .. 'aside', '-inf', now) or {}) do
     touch(lane)
   end
 end
 
 -- When rates allow the first start of a lane that is put aside.
 local function rated_until()
-  return number_of(call('ZRANGE', ROOT .. 'rated', 0, 0, 'WITHSCORES')[2] or 'inf')
+  local first = has_aside() and call('ZRANGE', ROOT .. 'rated', 0, 0, 'WITHSCORES') or {}
+  return number_of(first[2] or 'inf')
 end
 
 -- An iterator over the lanes that may have ready jobs, in turn: those behind a name, then the others.

@@ -152,7 +152,8 @@ local function wake_of_kind(kind, for_others)
 end
 
 -- Whether a job of some handlers may start, as far as slots allow it.
-local function may_start(names, budget)
+local function may_start(names)
+  local budget = Budget.new()
   for lane in lanes_after('') do
     local limit = budget:limit(lane)
     if limit and not is_paused(limit) and budget:free(lane) > 0 then
@@ -189,7 +190,6 @@ local function wake(for_others)
   if not SOON and not has_lists() then
     return
   end
-  local budget = Budget.new()
   local kinds = call('HGETALL', ROOT .. 'kinds')
   for at = 1, #kinds, 2 do
     if call('EXISTS', ROOT .. 'idle:' .. kinds[at]) == 1 then
@@ -197,7 +197,7 @@ local function wake(for_others)
       for _, name in ipairs(cmsgpack.unpack(kinds[at + 1])) do
         names[name] = true
       end
-      if (SOON or may_start(names, budget)) and wake_of_kind(kinds[at], for_others) then
+      if (SOON or may_start(names)) and wake_of_kind(kinds[at], for_others) then
         return
       end
     end
