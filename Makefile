@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo gateway node-modules test test-fast test-lowest chaos check dist docs bench clean
+.PHONY: $(VENV) demo gateway node-modules test test-fast test-lowest chaos check dist docs bench sizes clean
 
 # A stamp for each dependency group, so that a target installs what it needs and no more. The
 # stamp, not the folder, says that a group is complete: an installation that broke off is done
@@ -160,6 +160,10 @@ dist: $(call set,dist)
 
 bench: $(call set,bench)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# How large the house is. It asks for nothing but Python.
+sizes:
+	@$(PYTHON) -m tools.sizes
 
 clean:
 	rm -rf .venv .venv-* .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache dist docs/_build

@@ -91,23 +91,6 @@ def test_no_circle_of_imports_leads_across_packages() -> None:
         done += free
 
 
-def test_the_packages_of_the_core_have_at_most_so_many_lines() -> None:
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    # Raised by 170: ends and errors that were lost, doubled or unclear before need these lines;
-    # by 60, because the meters of rate limits are those of the durable stores, too; by 170 for the
-    # second direction of the search for deadlocks, its invariant in words, and what the log and
-    # `blocked_by` say of a lent slot that does not come back; by 80 for what errors teach; by 250
-    # for the methods of actors and groups, which alone change their data, the table of the words of
-    # slots, and of reasons; by 750
-    # for the roots of waits, overdue bodies without an instrument, and where each wait went; by 60
-    # for bodies that run outside of Trio, in the loop of which Trio is the guest; by 120 for
-    # what is wrong with lanes, in a line each; by 70 for logs of waits that are added up when they
-    # are read; by 270 for submissions under one key, which become one job; by 180 for weights;
-    # by 270 for days and months of a calendar; by 325 for limits that tune themselves; by 40 for
-    # days in a machine that sleeps, amounts beyond all floats, and keys of requests for room.
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in files) <= 11_840
-
-
 def fields_of_job(tree: ast.Module) -> set[str]:
     """The names of the private fields of `Job`."""
     (job,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Job")

@@ -18,8 +18,6 @@ import trio
 from examples.chat_agent.model import Event, Message, Usage
 from examples.chat_agent.openai_server import Endpoint, serve
 from tests.support.chaos import examples
-from tests.support.lines import lines_of_code
-from tests.support.programs import ROOT
 
 from .gateways import program
 
@@ -85,24 +83,6 @@ async def follow(client: httpx2.AsyncClient, id: str, rng: random.Random) -> dic
     assert numbers == [*range(len(numbers))]  # no gap, and none twice
     result: dict[str, Any] = event["response"]
     return result
-
-
-@pytest.mark.parametrize(
-    ("folders", "most"),
-    [
-        (("gateway", "openai_api", "anthropic_api"), 3_000),
-        (("gateway_processes",), 560),
-    ],
-)
-def test_the_gateway_is_short(folders: Sequence[str], most: int) -> None:
-    """It is an example, which is read whole."""
-    files = [path for name in folders for path in (ROOT / "examples" / name).glob("*.py")]
-    lengths = {
-        f"{path.parent.name}/{path.name}": len(path.read_text("utf-8").splitlines())
-        for path in files
-    }
-    assert max(lengths.values()) <= 300, lengths
-    assert sum(map(lines_of_code, files)) <= most
 
 
 @pytest.mark.slow
