@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -23,6 +23,7 @@ from trio_lanes.durable import (
     MemoryStore,
     PayloadError,
     SqliteStore,
+    Store,
     StoreError,
     StoreLockedError,
     StoreUnavailableError,
@@ -99,6 +100,47 @@ class Ends:
         return await self.receives.receive()
 
 
+class Guests:
+    """Guests of one host for each folder, which is opened at its first use; they share a cache."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[Path, tuple[SqliteStore, trio.Event]] = {}
+
+    def __call__(self, folder: Path) -> Store:
+        if folder not in self.hosts:
+            file = SqliteStore(folder / "jobs.db", synchronous="NORMAL", patience=PATIENCE)
+            self.hosts[folder] = file, trio.Event()
+        guest: Any = LateGuest(*self.hosts[folder])
+        return cast("Store", guest)
+
+
+class LateGuest:
+    """A guest of a host that may not be open yet."""
+
+    def __init__(self, file: SqliteStore, opened: trio.Event) -> None:
+        self.file, self.opened, self.guest = file, opened, SqliteHost(file).guest()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.guest, name)
+
+    @asynccontextmanager
+    async def open(self, opening: Any) -> AsyncIterator[None]:
+        if self.file._writer is None:
+            trio.lowlevel.spawn_system_task(self.host)
+        await self.opened.wait()
+        async with self.guest.open(opening):
+            yield
+
+    async def host(self) -> None:
+        try:
+            async with host(self.file):
+                self.opened.set()
+                await trio.sleep_forever()
+        except trio.Cancelled:  # the run ends
+            pass
+
+
+TestGuests = durable_store_suite(Guests(), clock=MockClock)
 TestServedMemory = durable_store_suite(InMemory(), clock=MockClock)
 
 in_real_time = durable_store_suite(Served())  # since sockets and threads take some time

@@ -4,7 +4,8 @@ Theory of operation:
 
 * Lanes take turns, in the order of their names, as far as their budgets allow. Of many lanes a
   claim looks at those only whose turn comes while it has room. If many of them cannot start a
-  job, they are put aside until their jobs or limits change, or their time comes.
+  job, they are put aside until their jobs or limits change, or their time comes. What is put aside
+  is common to all instances of the tables, so what an instance lacks puts nothing aside.
 * In a lane the highest priority is served first, but a lower priority with ready jobs is passed
   over at most nine times in a row. In a lane with aging, the first jobs of the priorities compare
   ``priority + waited / aging`` instead, as in the core, each with its own wait.
@@ -169,7 +170,9 @@ class Claims:
             if limit is not None and is_paused(limit, queues.now):
                 until = limit.paused_until or until
                 self._note_skipped(turns, budget, lane, "pause", until)
-            elif limit is not None and not counts.waiting[lane].isdisjoint(names):
+            elif limit is not None:
+                if counts.waiting[lane].isdisjoint(names):
+                    return 0  # not put aside, since another instance may have the handlers
                 n = int(min(room, budget.free(lane)))
                 if n:
                     return n
@@ -211,7 +214,7 @@ class Claims:
 
     def take(self, instance: str, room: int) -> list[Claim]:
         """Claim up to ``room`` jobs for ``instance``."""
-        queues = self._queues
+        queues, names = self._queues, self._queues.opening.names
         self.due, self.unfinished = None, False
         if room <= 0:
             return []
@@ -246,7 +249,12 @@ class Claims:
                 break  # no lane gets more until enough runs have ended for the suspect
             elif turn.passes_over:
                 seen.append(turn)
-            elif turn.lane in budget.refused and budget.is_held(turn.lane):
+            elif (
+                turn.lane in budget.refused
+                # else another instance may have another next job, for which the rates have enough
+                and counts.waiting[turn.lane] <= names
+                and budget.is_held(turn.lane)
+            ):
                 until = budget.refused[turn.lane]
                 self._put_aside(counts, turn.lane, until, until)
             self.unfinished = turn.needs_bytes

@@ -27,7 +27,8 @@ class Counts:
     Attributes:
       waiting: {lane: the handlers' names of its jobs that are WAITING}
       aside: {lane that cannot start a job: (when a claim looks at it again, when its rates allow
-        a start, if these refuse it)}. It is not in turn. A change of one of its jobs, and of any
+        a start, if these refuse it)}. It is not in turn, for no instance that has these tables: so
+        no instance puts a lane aside for what itself lacks. A change of one of its jobs, and of any
         limit, ends it before.
       bound: {lane: how many of its jobs are waiting or parked}
     """

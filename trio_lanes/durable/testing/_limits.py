@@ -338,6 +338,40 @@ class LimitStories(Bench):
             for lane in lanes_of["r"][1:]:
                 assert self.log.count(lane) == 2
 
+    async def test_lanes_that_one_instance_has_no_handlers_for_are_in_turn_for_others(self) -> None:
+        if not self.leased:
+            return
+        # more lanes than a claim looks at in vain; the next job of a lane depends on who asks
+        names = [f"{kind}:{n:02}" for kind in "rt" for n in range(70)]
+        rate = RateLimit(4, per=100.0, unit="tokens", algorithm="sliding")
+        limits: Any = {"main": 4, "t:*": 1, "r:*": LaneConfig(rate=rate)}
+        async with (
+            self.instance(lanes=limits, only=["other"]),
+            self.instance(lanes=limits, worker=False) as asker,
+        ):
+            for name in names:
+                for handler, cost in ("other", 3), ("other", 3), ("gate", 1):
+                    if name.startswith("r:"):
+                        costs = {"tokens": cost}
+                        await asker.submit(handler, f"{handler} {name}", lane=name, cost=costs)
+                if name.startswith("t:"):
+                    await asker.submit("gate", f"gate {name}", lane=name)
+            await self._count("other ", 70)
+            async with self.instance(lanes=limits, only=["gate"], capacity=10):
+                await self._count("gate ", 10)
+                await self.submitted("other", "takes a step")  # and looks at all lanes in vain
+                self.open(*(f"gate {name}" for name in names))
+                await self._count("gate ", 2 * len(names))
+
+    async def _count(self, prefix: str, number: int) -> None:
+        """Wait until so many entries of the log begin so, and no more come."""
+        for _ in range(50):
+            await self.settle()
+            if sum(str(entry).startswith(prefix) for entry in self.log) == number:
+                break
+        await self.settle()
+        assert sum(str(entry).startswith(prefix) for entry in self.log) == number
+
     async def test_a_lane_has_the_limits_of_its_own_or_of_its_longest_template(self) -> None:
         limits: Any = {"*": 1, "tenant:*": LaneConfig(concurrency=2, max_waiting=1), "tenant:x": 3}
         async with self.instance(lanes=limits) as lanes:
