@@ -101,9 +101,13 @@ async def _opened(plan: Plan, hooks: Hooks, wait_accounting: bool) -> AsyncItera
                 hooks.tell_opened(instrument, lanes)
             _log_concurrency(plan)
             try:
-                yield lanes
-                lanes.close("the block was left")
-                await _wait_until_idle(scheduler)
+                # The task of the block has a cancel status of its own. Trio delivers a cancellation
+                # by a walk over the set of tasks of each status. A wait of this task may end a job
+                # there, and so have a task started in the nursery: which must be in another set.
+                with trio.CancelScope():
+                    yield lanes
+                    lanes.close("the block was left")
+                    await _wait_until_idle(scheduler)
             finally:
                 scheduler.stop("the block was left")
         if scheduler.broken is not None:

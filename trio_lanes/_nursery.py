@@ -221,7 +221,8 @@ async def opened(submitter: Submitter) -> AsyncIterator[LaneNursery]:
     async with trio.open_nursery(strict_exception_groups=True) as nursery:
         jobs = LaneNursery._create(submitter, nursery)
         try:
-            yield jobs
+            with trio.CancelScope():  # as in `open_lanes`: a callback may start a child meanwhile
+                yield jobs
         except BaseException:
             jobs._stop()
             raise

@@ -304,15 +304,20 @@ class _Opened:
     def __init__(self, run: ToolRun) -> None:
         self._run: Final = run
         self._nursery: Final = trio.open_nursery(strict_exception_groups=True)
+        # As in `open_lanes`: while Trio delivers a cancellation to this task, a callback may cancel
+        # a call, and so have another started in the nursery.
+        self._block: Final = trio.CancelScope()
 
     @enable_ki_protection
     async def __aenter__(self) -> ToolRun:
         self._run._open(await self._nursery.__aenter__())
+        self._block.__enter__()
         return self._run
 
     @enable_ki_protection
     async def __aexit__(self, *exc: Any) -> bool | None:
         self._run._close()
+        self._block.__exit__(None, None, None)
         try:
             return await self._nursery.__aexit__(*exc)
         except BaseExceptionGroup as group:
