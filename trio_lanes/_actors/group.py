@@ -159,13 +159,8 @@ class Group(Served):
             when = self.rates.ready_at(head._costs, now)
             if when > now:
                 self.rate_until = when
-                # before that, a head that costs less may overtake it by its aging
-                offers = self._offers[lane.label]
-                others = [other for other in self._admitted_offers() if other is not offers]
-                look_at = self.rates.look_at(when, now)
-                self.wake_at = min(
-                    [look_at, *(other.overtakes_at(offers, now) for other in others)]
-                )
+                # before that, a head that costs less may come before it by its aging
+                self.wake_at = min(self.rates.look_at(when, now), self._order_changes_at(now))
                 self.limited = lane
                 return None
             job = lane.next_start(now)
@@ -180,6 +175,24 @@ class Group(Served):
         if len(admitted) <= 1:
             return admitted[0].best() if admitted else None
         return min(_first_of_all(admitted, now), key=lambda lane: self._offered[lane][1])
+
+    def _order_changes_at(self, now: float) -> float:
+        """When the best of all heads may be another one, only as time goes by: after ``now``.
+
+        The most urgent line gives the priority that is served, and in that the arrivals decide. So
+        a line of the same priority changes nothing by overtaking it, and may have done so before.
+        """
+        admitted = self._admitted_offers()
+        first = max(admitted, key=lambda line: line.urgency(now))
+        _, priority = first.urgency(now)
+        return min(
+            (
+                line.overtakes_at(first, now)
+                for line in admitted
+                if line.urgency(now)[1] != priority
+            ),
+            default=math.inf,
+        )
 
     def _admitted_offers(self) -> list[FairLine[LaneActor]]:
         """The offers of each label that has any, and for which a token is left."""

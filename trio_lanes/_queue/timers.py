@@ -67,6 +67,7 @@ class Timers:
         # (when, whether it is made alone, the order of setting, timer)
         self._heap: list[tuple[float, bool, int, Timer]] = []
         self._order: Final = count()
+        self._first_new = 0  # timers of this number and later ones were set in the present pass
         self._waiting = 0  # timers in the heap that are not cancelled
         self._alive = False  # whether the task exists
         self._stopped = False
@@ -117,7 +118,7 @@ class Timers:
         return bool(self._heap)
 
     def _is_due(self, now: float) -> bool:
-        return bool(self._heap) and self._heap[0][0] <= now
+        return bool(self._heap) and self._heap[0][0] <= now and self._heap[0][2] < self._first_new
 
     @enable_ki_protection
     async def _run(self) -> None:
@@ -127,6 +128,9 @@ class Timers:
                     await trio.sleep_forever()
                 self._sleep = None
                 now = trio.current_time()
+                # What is set from here on is not due in this pass, even if it were set for a time
+                # that is over: no call can keep the other tasks of Trio from having their turn.
+                self._first_new = next(self._order)
                 while self._is_due(now):
                     if self._heap[0][1]:
                         heapq.heappop(self._heap)[3]._fire()

@@ -33,6 +33,19 @@ SLIDING = RateLimit(2, per=60, algorithm="sliding")
 TOKENS = RateLimit(100, per=60, unit="tokens", algorithm="sliding")
 
 
+class Steps(trio.abc.Instrument):
+    """Counts the steps of tasks; it moves the time on when a task never ends to use this moment."""
+
+    def __init__(self, clock: MockClock) -> None:
+        self.clock = clock
+        self.count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+        if self.count == 1_000:
+            self.clock.jump(1_000)
+
+
 def blockers(job: Job[Any]) -> list[tuple[str, str]]:
     return [(blocker.kind, blocker.lane) for blocker in job.blocked_by()]
 
@@ -337,6 +350,49 @@ async def test_a_free_job_starts_when_aging_puts_it_before_the_head_that_waits_f
             await job.wait_started()
             assert job.started_at is not None
             assert job.started_at - begun == pytest.approx(seconds)
+
+
+async def test_a_free_job_starts_when_aging_puts_its_priority_first_whichever_equal_was_the_head(
+    autojump_clock: MockClock,
+) -> None:
+    group = LaneGroup(["main", "aging", "cron"], rate=RateLimit(1, per=100))
+    config = {"main": 4, "aging": LaneConfig(aging=10), "cron": LaneConfig(aging=1)}
+    async with open_lanes(config, groups={"g": group}) as lanes:
+        begun = trio.current_time()
+        lanes.start_soon(trio.sleep, 0)  # takes what the rate has
+        lanes.submit_nowait(trio.sleep, 0, priority=1)
+        lanes.submit_nowait(trio.sleep, 0, priority=1, lane="aging")  # more urgent, behind it
+        await trio.sleep(5)
+        free = lanes.submit_nowait(trio.sleep, 0, lane="cron", cost=0)
+        await free.wait_started()
+        # t - 5 > 1 + t / 10; at 6 s it was more urgent than the head alone
+        assert trio.current_time() - begun == pytest.approx(20 / 3)
+        assert lanes.clear() == 2
+
+
+@pytest.mark.parametrize("aging", [math.inf, 30])
+@pytest.mark.trio_only("counts the steps of Trio's tasks")
+async def test_nothing_wakes_while_equals_of_different_aging_wait_for_the_rate_of_a_group(
+    autojump_clock: MockClock, aging: float
+) -> None:
+    steps = Steps(autojump_clock)
+    config = {
+        lane: LaneConfig(aging=seconds, warn_after=math.inf)
+        for lane, seconds in (("main", aging), ("cron", 60))
+    }
+    group = LaneGroup(["main", "cron"], rate=SLIDING)
+    async with open_lanes(config, groups={"g": group}) as lanes:
+        for _ in range(2):
+            await lanes.run(trio.sleep, 0)
+        equals = [lanes.submit_nowait(trio.sleep, 0, lane=lane) for lane in config]
+        trio.lowlevel.add_instrument(steps)
+        with trio.move_on_after(59):
+            for job in equals:
+                await job.wait_started()
+        assert [job.state for job in equals] == [JobState.WAITING] * 2
+        trio.lowlevel.remove_instrument(steps)
+    assert steps.count == 4  # of this task, and of the timers when the rate has refilled
+    assert trio.current_time() == 60
 
 
 async def test_aging_does_not_change_the_order_of_equals_in_a_group(
