@@ -28,7 +28,7 @@ import hypothesis
 import pytest
 import trio
 
-from tests.support import doors
+from tests.support import doors, hangs
 from tests.support.chaos import THOROUGH, examples
 from tests.support.needs import WANT, missing, need
 
@@ -64,6 +64,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--scheduler-seed", type=int, default=0, help="added to every seed of Trio's scheduler"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(hangs)
 
 
 @pytest.fixture(autouse=True)

@@ -32,8 +32,7 @@ import trio.testing
 
 import trio_lanes
 import trio_lanes.aio
-from tests.support import bodies, track
-from tests.support.programs import PATIENCE
+from tests.support import bodies, hangs, track
 
 MODULES: Final = (bodies, track)
 
@@ -43,6 +42,8 @@ LONGEST: Final = 1e6
 MOST_TURNS: Final = 100_000
 """How many turns of a loop no test takes at one moment."""
 
+WAIT_FOR_EVER: Final = "all tasks wait for ever"
+
 
 class _Selector(selectors.DefaultSelector):
     loop: VirtualLoop
@@ -50,12 +51,14 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         # a thread takes real time, in which the time of the loop stands still
         waits = timeout is None or (timeout and self.loop.threads)
-        events: list[Any] = super().select(PATIENCE if waits else 0)
+        events: list[Any] = super().select(hangs.patience() if waits else 0)
         self.loop.turns += 1
-        if not events and timeout != 0 and not waits:
+        if not events and timeout != 0:
+            if waits:
+                raise hangs.Hang(hangs.stacks(WAIT_FOR_EVER))
             self.loop.jump()
         elif self.loop.turns > MOST_TURNS:
-            raise RuntimeError("the loop is busy for ever")
+            raise hangs.Hang(hangs.stacks("the loop is busy for ever"))
         return events
 
 
@@ -92,7 +95,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def jump(self) -> None:
         timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         if not timers or self.now > LONGEST:
-            raise RuntimeError("all tasks wait for ever")
+            raise hangs.Hang(hangs.stacks(WAIT_FOR_EVER))
         self.turns = 0
         self.now = max(self.now, timers[0].when())
 
