@@ -111,13 +111,17 @@ KILLS_SERVER ?= 100
 KILLS_GATEWAY ?= 100
 ROLLS ?= 100
 CUTS ?= 600
+STOPS ?= 100
 CANCELLED ?= 10000
 CANCELLED_CALLS := test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all
 CUTS_AT_RANDOM := \
 	test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_nothing
+STOPPED_AT_RANDOM := \
+	test_a_process_that_is_stopped_at_any_moment_holds_the_others_up_for_some_two_seconds
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 	tests/examples/gateway/test_retries.py tests/examples/gateway/test_several.py \
 	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py \
+	tests/durable/postgres/test_row_holder.py::$(STOPPED_AT_RANDOM) \
 	tests/durable/valkey/test_processes.py tests/durable/valkey/test_interleavings.py \
 	tests/durable/valkey/test_lives.py \
 	tests/durable/valkey/test_faults.py::$(CUTS_AT_RANDOM) \
@@ -127,7 +131,7 @@ CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 chaos: $(call set,test)
 	CHAOS=20 THOROUGH=1 LIVES=$(LIVES) LIVES_PROCESSES=2 KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
 		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) CUTS=$(CUTS) \
-		KILLS_GATEWAY=$(KILLS_GATEWAY) \
+		KILLS_GATEWAY=$(KILLS_GATEWAY) STOPS=$(STOPS) \
 		$(BIN)/pytest -rP -o faulthandler_timeout=0 tests/model $(CHAOTIC) $(ARGS)
 	THOROUGH=1 $(BIN)/pytest $(PARALLEL) -m thorough $(ARGS)
 

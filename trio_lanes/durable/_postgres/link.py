@@ -2,9 +2,11 @@
 
 Every wait has an end:
 
-* ``idle_in_transaction_session_timeout``: the server ends the transaction of a client that stands
-  still, so others wait for the row lock no longer than that;
-* ``lock_timeout`` and ``statement_timeout``: the server ends a statement;
+* ``lock_timeout`` and ``statement_timeout``: the server ends a statement. Who has waited for the
+  row for so long ends the session of a client that stands still: see `RowHolder`;
+* ``idle_in_transaction_session_timeout`` and, from PostgreSQL 17 on, ``transaction_timeout``: the
+  server ends the transaction of a client that stands still, also if nobody waits for the row. The
+  first does not do so in or after a pipeline;
 * `PostgresLink.cut`: the client ends the wait for a server that does not answer.
 """
 
@@ -27,10 +29,17 @@ from .._contract.errors import StoreError
 
 T = TypeVar("T")
 
+APPLICATION: Final = "trio_lanes"
+"""The ``application_name`` of a session, unless the connection string gives another."""
 IDLE: Final = 0.4
-"""The part of the store's patience after which the server ends an idle transaction."""
+"""The part of the store's patience after which the server ends an idle transaction, and for which a
+statement waits for a lock."""
+STILL: Final = 0.2
+"""The part of the store's patience for which a session that is ended has waited for its client."""
 LOCKED: Final = 0.8
-"""The part of the store's patience for which a statement waits for a lock."""
+"""The part of the store's patience for which an act waits for the row, in several statements."""
+TRANSACTION_TIMEOUT: Final = 170_000
+"""The first version of the server that has ``transaction_timeout``."""
 NOTICED: Final = 2.0
 """Seconds in which a notice of one connection reaches another through a pooler."""
 CONNECTING: Final = 2
@@ -52,7 +61,7 @@ def connect(
     """
     defaults: dict[str, Any] = {
         "connect_timeout": CONNECTING,
-        "application_name": "trio_lanes",
+        "application_name": APPLICATION,
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
@@ -66,7 +75,7 @@ def connect(
         settings = {
             # the rules are applied under a row lock, and see what the holder before has committed
             "default_transaction_isolation": "read committed",
-            "lock_timeout": int(millis * LOCKED),
+            "lock_timeout": int(millis * IDLE),
             "statement_timeout": 0 if long else millis,
             "idle_in_transaction_session_timeout": 0 if long else int(millis * IDLE),
             # each statement has an index; tables may have grown since they were analyzed
@@ -75,6 +84,9 @@ def connect(
             "client_encoding": "UTF8",
             "client_min_messages": "warning",
         }
+        if connection.info.server_version >= TRANSACTION_TIMEOUT and not long:
+            # not less: it counts also while the transaction waits for the row
+            settings["transaction_timeout"] = millis
         with connection.pipeline():
             for name, value in settings.items():
                 connection.execute(
@@ -113,7 +125,7 @@ class PostgresLink:
 
     def __init__(self, dsn: str, patience: float, *, long: bool = False) -> None:
         self._dsn: Final = dsn
-        self._patience: Final = patience
+        self.patience: Final = patience
         self._long: Final = long
         self._limiter: Final = trio.CapacityLimiter(1)
         self._lock: Final = Lock()
@@ -126,9 +138,7 @@ class PostgresLink:
             return self.connection
         self.close()
         try:
-            self.connection = connect(
-                self._dsn, self._patience, made=self._let_cut, long=self._long
-            )
+            self.connection = connect(self._dsn, self.patience, made=self._let_cut, long=self._long)
         except BaseException:
             self.close()  # the socket by which it could be cut
             raise
@@ -163,7 +173,7 @@ class PostgresLink:
 
         async def lose_patience() -> None:
             with patience:
-                await trio.sleep(self._patience)
+                await trio.sleep(self.patience)
                 self.cut()
 
         async with trio.open_nursery() as nursery:

@@ -4,7 +4,7 @@
   which a task waits. A third is made for calls that read every job.
 * All instances apply the same rules, in their own process, while they hold the lock on one row. So
   two instances do not do more jobs in a second than one. A client that stands still holds the lock
-  until the server ends its transaction: `link.IDLE` of the patience.
+  until another has waited for it for `link.IDLE` of the patience: see `RowHolder`.
 * The server's clock decides. Each instance has a lease.
 """
 
@@ -47,7 +47,7 @@ class PostgresStore(SqlStore):
       namespace: the name of the schema; lower-case letters, digits and ``_``. Each is a store of
         its own.
       patience: seconds after which a call that got no answer raises `StoreUnavailableError`. The
-        server ends the transaction of a client that stands still after 0.4 of it.
+        session of an instance that stands still is ended by whoever has waited for 0.4 of it.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
       make: whether to make the schema and its tables if they are missing.
 

@@ -21,6 +21,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Final, TypeAlias, final
 
 import psycopg
@@ -41,8 +42,9 @@ from .._sql.statements import Many
 from .._sql.tables import number_at
 from .._wire.codec import decode, encode
 from .errors import is_of_connection, translated
-from .link import PostgresLink
+from .link import LOCKED, STILL, PostgresLink
 from .read_ahead import ANSWERED, ReadAhead
+from .row_holder import RowHolder
 from .rows import PostgresRows, by_column
 
 MAX_TAKEN_IN: Final = 500
@@ -118,6 +120,7 @@ class PostgresTables(ReadAhead, Transactions):
         self._named: Final = named
         self._channel: Final = channel
         self._me: Final = me
+        self._holder: Final = RowHolder(name, named, STILL * link.patience)
         self._committing = False
         self._notices = 0
         self._ahead = 0.0
@@ -198,7 +201,8 @@ class PostgresTables(ReadAhead, Transactions):
     ) -> tuple[float, list[Given]]:
         """Begin a transaction; return the store's time, and submissions that are to be taken in.
 
-        A transaction that does not write sees one snapshot, and holds up no other.
+        A transaction that does not write sees one snapshot, and holds up no other. One that writes
+        waits for the row, and ends a session that holds it and stands still.
 
         Args:
           lookups: what the acts of the transaction will look up.
@@ -206,6 +210,24 @@ class PostgresTables(ReadAhead, Transactions):
           me: the name of this instance among the listeners.
           take_in: whether to remove submissions from their table, and return them.
         """
+        until = monotonic() + LOCKED * self._link.patience
+        while True:
+            try:
+                return self._begun(lookups, tickets, write=write, me=me, take_in=take_in)
+            except psycopg.errors.LockNotAvailable:
+                self._connection.rollback()
+                if not self._holder.end_if_still(self._connection) and monotonic() >= until:
+                    raise
+
+    def _begun(
+        self,
+        lookups: Sequence[Lookups],
+        tickets: Sequence[str],
+        *,
+        write: bool,
+        me: str,
+        take_in: bool,
+    ) -> tuple[float, list[Given]]:
         execute, began = self._execute, self._here()
         with self._connection.pipeline():
             if write:
