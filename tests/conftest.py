@@ -12,7 +12,7 @@ comes back when the test is run again, and a test of order is run under many see
 is twenty tests, with `CHAOS=N` N times as many; the failing seed stands in the test's name.
 `--scheduler-seed N` shifts all seeds by N, to go and look for other orders. Hypothesis seeds the
 same generator before each example, so a property test draws its seed instead:
-`@given(st.random_module(), ...)`.
+`@given(st.random_module(), ...)`. CI plays other seeds, too: tests/support/fresh.py.
 
 Trio offers no public way to this. Two private names are touched, here and in `simulate` of
 `trio_lanes.testing`, which plays the same life again.
@@ -28,8 +28,9 @@ import hypothesis
 import pytest
 import trio
 
-from tests.support import doors, hangs
+from tests.support import doors, fresh, hangs
 from tests.support.chaos import THOROUGH, examples
+from tests.support.fresh import IN_CI
 from tests.support.needs import WANT, missing, need
 
 # Without this a pass only reverses the ready tasks or does not, and their first order depends on
@@ -47,7 +48,6 @@ for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
 MODELS = Path(__file__).parent / "model"
-IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # A property test takes as long as the machine needs; nothing about that is a failure.
 patient = hypothesis.settings(
@@ -56,7 +56,8 @@ patient = hypothesis.settings(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile("lanes", patient)
-hypothesis.settings.register_profile("lanes-ci", patient, derandomize=True, print_blob=True)
+# its seeds are those of tests/support/fresh.py
+hypothesis.settings.register_profile("lanes-ci", patient, database=None, print_blob=True)
 hypothesis.settings.load_profile("lanes-ci" if IN_CI else "lanes")
 
 
@@ -68,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(hangs)
+    config.pluginmanager.register(fresh)
 
 
 @pytest.fixture(autouse=True)
@@ -95,18 +97,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "trio_only"
     ):
         metafunc.parametrize("door", ["trio", "asyncio"], indirect=True)
-    mark = metafunc.definition.get_closest_marker("many_seeds")
+    mark = definition.get_closest_marker("seeds")
+    if mark is not None:
+        seeds = fresh.seeds(metafunc.config, examples(*mark.args))
+        shift = metafunc.config.getoption("--scheduler-seed")
+        metafunc.parametrize("seed", [seed + shift for seed in seeds.values()], ids=seeds)
+    mark = definition.get_closest_marker("many_seeds")
     if mark is None:
         return
     if hypothesis.is_hypothesis_test(metafunc.function):
         raise pytest.UsageError(
-            f"{metafunc.definition.nodeid}: Hypothesis seeds the scheduler itself; "
+            f"{definition.nodeid}: Hypothesis seeds the scheduler itself; "
             "draw st.random_module() instead of marking the test with many_seeds"
         )
     (n,) = mark.args
-    metafunc.parametrize(
-        "scheduler_seed", range(examples(n)), indirect=True, ids=lambda seed: f"seed{seed}"
-    )
+    seeds = fresh.seeds(metafunc.config, examples(n))
+    metafunc.parametrize("scheduler_seed", seeds.values(), indirect=True, ids=seeds)
 
 
 def _is_the_same_again(item: pytest.Item) -> bool:

@@ -36,7 +36,7 @@ def test_nothing_is_wrong_in_a_life(seed: int) -> None:
     assert simulate(Life(seed)) == []
 
 
-@pytest.mark.parametrize("seed", range(examples(3)))
+@pytest.mark.seeds(3)
 def test_nothing_is_wrong_in_a_life_on_a_served_file(seed: int) -> None:
     with in_loop():
         assert simulate(Life(seed), served_sqlite) == []

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.durable.planted import memory
-from tests.support.chaos import examples
 from trio_lanes.durable import PostgresStore
 from trio_lanes.durable.testing import Life, compare_stores, simulate
 
@@ -24,13 +23,13 @@ def lives(server: Server) -> Iterator[in_loop.Life]:
     lives.close()
 
 
-@pytest.mark.parametrize("seed", range(examples(2)))
+@pytest.mark.seeds(2)
 def test_nothing_is_wrong_in_a_life_on_postgresql(lives: in_loop.Life, seed: int) -> None:
     with lives.in_loop():
         assert simulate(Life(seed), lives.open) == []
 
 
-@pytest.mark.parametrize("seed", range(examples(3)))
+@pytest.mark.seeds(3)
 def test_the_store_in_memory_and_postgresql_answer_the_same(server: Server, seed: int) -> None:
     clocks: list[StoreClock] = []
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.chaos import examples
 from trio_lanes.durable import ValkeyStore
 from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
@@ -51,7 +50,7 @@ def test_the_suite_also_runs_in_real_time(server: Server) -> None:
     suite().test_the_runs_of_a_crash_go_before_waiting_jobs()
 
 
-@pytest.mark.parametrize("seed", range(examples(12)))
+@pytest.mark.seeds(12)
 def test_the_script_answers_as_the_engine_over_tables(seed: int) -> None:
     differ = compare_stores(
         memory(),

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.chaos import examples
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable.testing import Life, simulate
 
@@ -21,7 +20,7 @@ def lives(own_server: Server) -> Iterator[in_loop.Life]:
     lives.close()
 
 
-@pytest.mark.parametrize("seed", range(examples(6)))
+@pytest.mark.seeds(6)
 def test_nothing_is_wrong_in_a_life_on_valkey(lives: in_loop.Life, seed: int) -> None:
     with lives.in_loop():
         assert simulate(Life(seed), lives.open) == []

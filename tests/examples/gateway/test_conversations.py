@@ -13,7 +13,6 @@ from trio.testing import MockClock
 
 from examples.chat_agent.model import ToolCall
 from examples.gateway.engine import KEPT
-from tests.support.chaos import examples
 from trio_lanes.durable import MemoryStore
 
 from .gateways import CLIENTS, client, gateway
@@ -160,7 +159,7 @@ async def test_a_deleted_conversation_is_empty_also_of_what_a_running_turn_write
         assert texts(model.prompts[-1]) == [("user", "new")]
 
 
-@pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.seeds(4)
 async def test_clients_and_the_model_see_what_was_written_and_not_deleted(
     seed: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:

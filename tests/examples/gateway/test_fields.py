@@ -25,7 +25,6 @@ from openai.types.responses.response_create_params import (
 from trio.testing import MockClock
 
 from examples.openai_api import fields
-from tests.support.chaos import examples
 
 from .inside import Gateway, Script, inside
 
@@ -267,7 +266,7 @@ def drawn(rng: random.Random) -> tuple[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.seeds(4)
 async def test_no_body_is_answered_with_a_fault_and_none_is_asked_twice(
     autojump_clock: MockClock, seed: int
 ) -> None:

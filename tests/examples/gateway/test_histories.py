@@ -13,7 +13,6 @@ from trio.testing import MockClock
 
 from examples.chat_agent.model import Cut, Message, ModelError, Settings, ToolCall
 from examples.openai_api.wire import TERMINAL
-from tests.support.chaos import examples
 
 from .inside import Gateway, Json, Script, inside
 
@@ -122,7 +121,7 @@ def check_calls(prompt: Sequence[Message]) -> None:
             calls = {call.id for call in message.calls}
 
 
-@pytest.mark.parametrize("seed", range(examples(30)))
+@pytest.mark.seeds(30)
 async def test_each_response_ends_once_and_the_model_sees_each_call_with_its_one_output(
     seed: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -138,7 +138,7 @@ def exchange(number: int, response: str, previous: str | None) -> list[Kept]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(examples(30)))
+@pytest.mark.seeds(30)
 def test_the_model_is_shown_what_the_definition_says_whatever_the_order_of_turns(seed: int) -> None:
     rng = random.Random(seed)
     histories = Histories()

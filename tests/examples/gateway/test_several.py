@@ -14,7 +14,6 @@ import trio
 from trio.testing import MockClock
 
 from examples.chat_agent.model import ToolCall
-from tests.support.chaos import examples
 from trio_lanes import JobCancelledError
 
 from .inside import Script
@@ -590,7 +589,7 @@ class Calls(Script):
             self.now -= 1
 
 
-@pytest.mark.parametrize("seed", range(examples(10)))
+@pytest.mark.seeds(10)
 async def test_random_histories_over_processes_that_come_and_go(
     autojump_clock: MockClock, tmp_path: Path, seed: int
 ) -> None:

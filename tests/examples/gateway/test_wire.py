@@ -17,7 +17,6 @@ import trio
 
 from examples.chat_agent.model import Event, Message, Usage
 from examples.chat_agent.openai_server import Endpoint, serve
-from tests.support.chaos import examples
 
 from .gateways import program
 
@@ -86,7 +85,7 @@ async def follow(client: httpx2.AsyncClient, id: str, rng: random.Random) -> dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(examples(2)))
+@pytest.mark.seeds(2)
 async def test_order_limits_and_ends_hold_whatever_clients_do(seed: int) -> None:
     rng = random.Random(seed)
     model = Watched()
