@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -35,7 +36,7 @@ def page(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
             raise answer
         return httpx2.Response(200, content=json.dumps(answer).encode())
 
-    def client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
+    def client(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
         assert headers == {"Cookie": "key=1"}
         return httpx2.AsyncClient(transport=httpx2.MockTransport(handle))
 
@@ -86,19 +87,31 @@ def test_why_asks_a_page_for_its_jobs_and_for_those_of_its_store(
 
 
 @pytest.mark.real_processes
-async def test_why_and_health_ask_the_real_page(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_why_and_health_ask_the_real_page_with_its_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
-            url = await nursery.start(serve_monitor, lanes)
+            key = "of-the-page"
+            url = await nursery.start(partial(serve_monitor, lanes, port=0, key=key))
+            bare = url.partition("?")[0]
             first = lanes.submit_nowait(trio.sleep_forever, session="ann")
             job = lanes.submit_nowait(trio.sleep_forever, session="ann")
             await first.wait_started()
             for code, id in ((0, job.id), (1, 99)):
                 assert await trio.to_thread.run_sync(main, ["why", str(id), "--page", url]) == code
             assert await trio.to_thread.run_sync(main, ["health", "--page", url]) == 0
-            out = capsys.readouterr().out
+            monkeypatch.setenv("TRIO_LANES_MONITOR_KEY", key)
+            assert await trio.to_thread.run_sync(main, ["health", "--page", bare]) == 0
+            monkeypatch.setenv("TRIO_LANES_MONITOR_KEY", "another")
+            for command in (["health"], ["why", "1"]):
+                done = await trio.to_thread.run_sync(main, [*command, "--page", bare])
+                assert done == 2
+            out, err = capsys.readouterr()
+            assert "status 401: this page needs its key" in err
+            assert key not in err
             assert out.startswith(f"{job.id} ← {first.id} of its session ← its body, for ")
-            assert out.endswith("\nthe page does not know job 99\nhealthy\n")
+            assert out.endswith("\nthe page does not know job 99\nhealthy\nhealthy\n")
             nursery.cancel_scope.cancel()
             lanes.clear()
             lanes.reset()

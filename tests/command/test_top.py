@@ -255,7 +255,7 @@ async def served() -> AsyncIterator[tuple[Lanes, str, list[trio.CancelScope]]]:
                 while True:
                     with trio.CancelScope() as scope:
                         scopes.append(scope)
-                        await serve_monitor(lanes, port=port, task_status=task_status)
+                        await serve_monitor(lanes, port=port, key="shared", task_status=task_status)
                     task_status = trio.TASK_STATUS_IGNORED
 
             url = await nursery.start(serve)

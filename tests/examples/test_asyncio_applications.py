@@ -54,7 +54,11 @@ async def served(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
     await serving
 
 
-def test_the_fastapi_example_answers_each_user_in_order_and_with_503_when_it_is_full() -> None:
+def test_the_fastapi_example_answers_each_user_in_order_and_with_503_when_it_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRIO_LANES_MONITOR_KEY", "shared")
+
     async def main() -> None:
         recorder = LaneRecorder()
         ended: list[str] = []
@@ -69,7 +73,10 @@ def test_the_fastapi_example_answers_each_user_in_order_and_with_503_when_it_is_
         async with served(fastapi_app) as client:
             lanes = fastapi_app.state.lanes
             lanes.trio.add_instrument(recorder)
-            assert "lanes – monitor" in (await client.get("/lanes/")).text
+            assert (await client.get("/lanes/")).status_code == 401
+            page = await client.get("/lanes/?key=shared", follow_redirects=True)
+            assert "lanes – monitor" in page.text
+            assert page.url.path == "/lanes/"
             lanes.pause("main")
             asked = []
             for number in range(140):
@@ -113,7 +120,7 @@ async def lifespan(app):
     global go
     go = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     async with open_lanes({"main": 1}) as app.state.lanes:
-        app.mount("/lanes", monitor(app.state.lanes))
+        app.mount("/lanes", monitor(app.state.lanes, key="shared"))
         yield
     print("left", flush=True)
 
@@ -149,7 +156,7 @@ async def test_at_a_signal_uvicorn_ends_requests_and_jobs_and_then_itself(
         async def ask() -> None:
             answers.append(await client.post("/ann"))
 
-        async with client.stream("GET", "/lanes/frames") as frames:  # an open page
+        async with client.stream("GET", "/lanes/frames?key=shared") as frames:  # an open page
             await program.until("began ann afterwards")
             program.process.send_signal(signum)
             await program.until("Shutting down")

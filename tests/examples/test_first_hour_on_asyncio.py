@@ -74,6 +74,7 @@ def python(tmp_path: Path) -> Path:
 def uvicorn(python: Path, folder: Path) -> Iterator[str]:
     """The URL of ``app.py`` under uvicorn, which then ends well by Ctrl-C."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["TRIO_LANES_MONITOR_KEY"] = "shared"
     with subprocess.Popen(
         [python, "-m", "uvicorn", "app:app", "--port", "0"],
         cwd=folder,
@@ -98,7 +99,7 @@ def uvicorn(python: Path, folder: Path) -> Iterator[str]:
 
 def jobs(client: httpx2.Client) -> int:
     """How many jobs the page shows."""
-    with client.stream("GET", "/lanes/frames") as frames:
+    with client.stream("GET", "/lanes/frames?key=shared") as frames:
         for line in frames.iter_lines():
             if line.startswith("data: "):
                 totals = json.loads(line.removeprefix("data: "))["totals"]
@@ -127,7 +128,7 @@ def test_twelve_lines_in_a_fastapi_file_give_ordered_answers(python: Path, tmp_p
         client.post("/open")
         for thread in threads:
             thread.join(PATIENCE)
-        assert "monitor" in client.get("/lanes/").text
+        assert "monitor" in client.get("/lanes/?key=shared", follow_redirects=True).text
     assert answers == {
         "one": "1: one",
         "two": "2: two",

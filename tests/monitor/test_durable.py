@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.monitor.web import Operator, ask, looking, operator
+from tests.monitor.web import Operator, ask, looking, operator, page
 from trio_lanes import LaneConfig, RateLimit, open_lanes
 from trio_lanes.durable import (
     DurableLanes,
@@ -98,7 +98,7 @@ async def test_a_job_says_how_many_of_its_children_have_ended(autojump_clock: Mo
     handlers = {"parent": parent, "child": child}
     async with open_durable_lanes(MemoryStore(), handlers) as lanes:
         assert lanes.local is not None
-        app = monitor(lanes.local, durable=lanes)
+        app = page(lanes.local, durable=lanes)
         job = await lanes.submit("parent")
         await trio.sleep(15)
         async with looking(app) as viewer:
@@ -109,7 +109,7 @@ async def test_a_job_says_how_many_of_its_children_have_ended(autojump_clock: Mo
         assert (await ask(app, f"/durable/{job.id}")).json["children"] is None
     async with open_durable_lanes(MemoryStore(), {}, worker=False) as asking, open_lanes() as lanes:
         job = await asking.submit("parent")
-        app = monitor(lanes, durable=asking)
+        app = page(lanes, durable=asking)
         assert (await ask(app, f"/durable/{job.id}")).json["children"] is None
 
 

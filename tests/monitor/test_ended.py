@@ -8,9 +8,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.monitor.web import ask
+from tests.monitor.web import ask, page
 from trio_lanes import LaneConfig, RateLimit, open_lanes
-from trio_lanes.monitor import monitor
 
 QUIET = LaneConfig(concurrency=9, log_failures=False)
 
@@ -36,7 +35,7 @@ async def test_failures_are_grouped_by_error_name_and_lane_with_the_last_traceba
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": QUIET, "other": QUIET}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         for number in range(3):
             lanes.submit_nowait(fails, f"no {number}", name="ask")
             await trio.sleep(2)
@@ -70,7 +69,7 @@ async def test_a_failure_stays_when_thousands_of_jobs_succeed_after_it(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": QUIET}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         await lanes.submit_nowait(fails, "early").wait_done()
         for _ in range(50):
             for _ in range(100):
@@ -83,7 +82,7 @@ async def test_a_failure_stays_when_thousands_of_jobs_succeed_after_it(
 
 async def test_tracebacks_are_bounded_in_number_length_and_rate(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": QUIET}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
 
         async def trace(name: str) -> str:
             (group,) = (await ask(app, f"/ended?name={name}")).json["groups"]
@@ -104,7 +103,7 @@ async def test_where_waits_went_is_summed_by_lane_and_session(autojump_clock: Mo
     rate = RateLimit(2, per=3, algorithm="sliding")
     main = LaneConfig(concurrency=1, rate=rate)
     async with open_lanes({"main": main, "other": 1}, wait_accounting=True) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         for session in ("ann", "ann", "ann", "ben"):
             job = lanes.submit_nowait(trio.sleep, 1, session=session)
         await trio.sleep(0.5)
@@ -121,7 +120,7 @@ async def test_where_waits_went_is_summed_by_lane_and_session(autojump_clock: Mo
 
 async def test_nothing_has_ended_at_first(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        found: Any = (await ask(monitor(lanes), "/ended")).json
+        found: Any = (await ask(page(lanes), "/ended")).json
         assert (found["recorded"], found["since"], found["groups"], found["names"]) == (
             0,
             None,
@@ -129,7 +128,7 @@ async def test_nothing_has_ended_at_first(autojump_clock: MockClock) -> None:
             [],
         )
         lanes.submit_nowait(trio.sleep, 1, delay=9).cancel()
-        app = monitor(lanes)
+        app = page(lanes)
         lanes.submit_nowait(trio.sleep, 1, delay=9, name="never").cancel()
         (name,) = (await ask(app, "/ended")).json["names"]
         assert name == {"name": "never", "count": 1, "quantiles": None}

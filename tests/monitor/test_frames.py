@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.monitor.web import ask, looking
+from tests.monitor.web import ask, looking, page
 from trio_lanes import (
     Job,
     LaneConfig,
@@ -22,7 +22,6 @@ from trio_lanes import (
     current_job,
     open_lanes,
 )
-from trio_lanes.monitor import monitor
 
 
 def this_job() -> Job[Any]:
@@ -55,7 +54,7 @@ async def test_the_figures_of_each_frame_equal_the_statistics_of_that_moment(
         {"main": quiet, "free": math.inf, "t:*": 2, "cron": LaneConfig(paused=True)},
         groups={"g": LaneGroup(["main", "t:*"], concurrency=3, rate=RateLimit(9, 1))},
     ) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
 
         async def work() -> None:
             for _ in range(120):
@@ -134,7 +133,7 @@ async def test_a_frame_is_made_four_times_a_second_and_once_for_all_viewers(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         async with looking(app) as one, looking(app) as other:
             await trio.sleep(10)
             assert 36 <= len(one.frames) <= 41
@@ -148,7 +147,7 @@ async def test_a_slow_viewer_gets_the_latest_frame_and_nothing_else(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         async with looking(app) as quick, looking(app) as slow:
             slow.slow = 3.0
             await trio.sleep(20)
@@ -162,7 +161,7 @@ async def test_a_slow_viewer_gets_the_latest_frame_and_nothing_else(
 async def test_a_stream_ends_after_five_minutes_so_that_its_viewer_is_authorized_again(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_lanes({"main": 1}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 1}) as lanes, looking(page(lanes)) as viewer:
         await viewer.ended.wait()
         assert trio.current_time() == pytest.approx(300, abs=1)
 
@@ -171,7 +170,7 @@ async def test_ended_jobs_are_recorded_without_a_viewer_and_the_steps_of_slots_a
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         await lanes.run(lends, None, 1, name="unseen")
         async with looking(app) as viewer:
             await lanes.run(lends, None, 1, name="seen")
@@ -189,7 +188,7 @@ async def test_a_burst_without_a_viewer_leaves_a_hundred_records_a_second(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 50}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         for _ in range(3):
             for _ in range(1000):
                 lanes.submit_nowait(trio.sleep, 0)
@@ -200,7 +199,7 @@ async def test_a_burst_without_a_viewer_leaves_a_hundred_records_a_second(
 async def test_a_burst_leaves_a_bounded_number_of_records_a_frame(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_lanes({"main": 50}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 50}) as lanes, looking(page(lanes)) as viewer:
         await viewer.next()
         for _ in range(1000):
             lanes.submit_nowait(trio.sleep, 0)
@@ -221,7 +220,7 @@ async def test_each_state_of_a_slot_is_a_step_with_its_time(autojump_clock: Mock
         await job.readmit()
         await stubborn(2)
 
-    async with open_lanes({"main": 1}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 1}) as lanes, looking(page(lanes)) as viewer:
         job = lanes.submit_nowait(life, session="ann")
         await trio.sleep(4.5)
         job.cancel()
@@ -238,7 +237,7 @@ async def test_each_state_of_a_slot_is_a_step_with_its_time(autojump_clock: Mock
 
 
 async def test_steps_are_kept_for_a_bounded_number_of_jobs(autojump_clock: MockClock) -> None:
-    async with open_lanes({"main": 3000}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 3000}) as lanes, looking(page(lanes)) as viewer:
         await viewer.next()
         for _ in range(2010):
             lanes.start_soon(lends, None, 1)
@@ -264,7 +263,7 @@ async def test_a_hook_of_the_monitor_that_was_removed_is_no_trouble(
             listening.append(instrument)
             add(instrument)
 
-        app = monitor(lanes)
+        app = page(lanes)
         type(lanes).add_instrument = lambda self, instrument: spy(instrument)  # type: ignore[method-assign]
         try:
             async with looking(app) as viewer:
@@ -280,7 +279,7 @@ async def test_a_hook_of_the_monitor_that_was_removed_is_no_trouble(
 async def test_the_busiest_of_many_sessions_are_shown_with_their_next_jobs(
     autojump_clock: MockClock,
 ) -> None:
-    async with open_lanes({"main": 1}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 1}) as lanes, looking(page(lanes)) as viewer:
         for number in range(1000):
             for _ in range(3 if number == 777 else 1):
                 lanes.start_soon(trio.sleep, 100, session=f"s{number}")
@@ -302,7 +301,7 @@ async def test_sessions_by_their_oldest_wait_are_those_of_all_sessions(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1, "other": 1, "off": LaneConfig(paused=True)}) as lanes:
-        async with looking(monitor(lanes)) as viewer:
+        async with looking(page(lanes)) as viewer:
             for name in ("main", "other"):
                 lanes.start_soon(trio.sleep, 100, lane=name)
             lanes.start_soon(trio.sleep, 1, lane="other", session="second", delay=1)
@@ -327,7 +326,7 @@ async def test_behind_many_jobs_of_one_session_no_other_is_said_to_wait_longest(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1, "t:*": 1}) as lanes:
-        async with looking(monitor(lanes)) as viewer:
+        async with looking(page(lanes)) as viewer:
             for _ in range(1002):
                 lanes.start_soon(trio.sleep, 100, session="ann")
             lanes.start_soon(trio.sleep, 100, session="ben")
@@ -351,7 +350,7 @@ async def test_behind_many_jobs_of_one_session_no_other_is_said_to_wait_longest(
 
 async def test_a_frame_says_what_is_wrong_and_what_to_do(autojump_clock: MockClock) -> None:
     off = LaneConfig(concurrency=1, paused=True)
-    async with open_lanes({"main": 1, "off": off}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 1, "off": off}) as lanes, looking(page(lanes)) as viewer:
         assert (await viewer.next())["health"] == []
         job = lanes.submit_nowait(trio.sleep, 1, lane="off")
         await trio.sleep(12)
@@ -374,7 +373,7 @@ async def test_what_should_be_noticed_is_noticed_once(autojump_clock: MockClock)
     narrow = LaneConfig(concurrency=1, max_waiting=0)
     main = LaneConfig(concurrency=3, overdue_after=5)
     async with open_lanes({"main": main, "other": 1, "narrow": narrow}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         async with looking(app) as viewer:
             holder = lanes.submit_nowait(waits_without_lending, session="ann", name="holder")
             job = lanes.submit_nowait(stubborn, 9, name="stubborn")
@@ -421,7 +420,7 @@ async def test_what_should_be_noticed_is_noticed_once(autojump_clock: MockClock)
 
 
 async def test_jobs_of_a_frame_are_bounded(autojump_clock: MockClock) -> None:
-    async with open_lanes({"main": 1, "t:*": 30}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 1, "t:*": 30}) as lanes, looking(page(lanes)) as viewer:
         for number in range(20):
             for _ in range(40):
                 lanes.start_soon(trio.sleep, 5, lane=f"t:{number}")
@@ -436,7 +435,7 @@ async def test_a_readmitted_job_is_shown_once(autojump_clock: MockClock) -> None
     async def again() -> None:
         await this_job().readmit()
 
-    async with open_lanes({"main": 1}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 1}) as lanes, looking(page(lanes)) as viewer:
         lanes.pause_for("main", 2)
         job = lanes.submit_nowait(again)
         lanes.resume("main")
@@ -448,7 +447,7 @@ async def test_a_readmitted_job_is_shown_once(autojump_clock: MockClock) -> None
 
 async def test_texts_are_clipped_and_can_be_encoded(autojump_clock: MockClock) -> None:
     name = "\ud800" + "x" * 500
-    async with open_lanes({"main": 1}) as lanes, looking(monitor(lanes)) as viewer:
+    async with open_lanes({"main": 1}) as lanes, looking(page(lanes)) as viewer:
         lanes.start_soon(trio.sleep, 5, name=name, session="<b>&amp;</b>")
         frame = await viewer.next()
         (job,) = frame["jobs"]
@@ -460,7 +459,7 @@ async def test_oldest_records_do_not_count_for_the_waits_of_five_minutes(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         async with looking(app) as viewer:
             await lanes.run(trio.sleep, 10)
             never = lanes.submit_nowait(trio.sleep, 1, delay=9)
@@ -477,7 +476,7 @@ async def test_the_row_of_a_lane_has_the_root_of_its_longest_wait(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1, "t:*": 1, "cron": LaneConfig(paused=True)}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
 
         async def longest(after: float = 1.0) -> dict[str, Any]:
             await trio.sleep(after)

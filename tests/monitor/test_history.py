@@ -15,7 +15,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import Mount
 from trio.testing import MockClock
 
-from tests.monitor.web import HOST, Operator, ask, looking, operator, post
+from tests.monitor.web import HOST, Operator, ask, looking, operator, page, post
 from trio_lanes import LaneConfig, open_lanes
 from trio_lanes.monitor import monitor
 from trio_lanes.monitor._history import NUMBERS, History
@@ -46,7 +46,7 @@ async def test_the_numbers_of_an_hour_ago_are_there_for_a_page_that_is_opened_no
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": QUIET, "other": QUIET, "t:*": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         await trio.sleep(600)
         for _ in range(4):
             lanes.submit_nowait(fails)
@@ -74,7 +74,7 @@ async def test_the_ring_holds_an_hour_in_few_megabytes_and_the_oldest_leave_firs
         lanes.start_soon(trio.sleep, 100, lane="lane-00")
         gc.collect()
         tracemalloc.start()
-        app = monitor(lanes)
+        app = page(lanes)
         await trio.sleep(4000.5)  # no sample is taken when the jobs below run
         for number in range(100):
             for _ in range(100):
@@ -137,7 +137,7 @@ async def test_lanes_that_end_in_a_burst_end_the_samples_as_well(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         for _ in range(200):  # more than are recorded in a second
             lanes.start_soon(trio.sleep, 0)
     await trio.sleep(100)
@@ -151,7 +151,7 @@ async def test_a_fault_while_a_sample_is_taken_is_logged_and_ends_nothing_else(
         raise ValueError("a fault")
 
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         await trio.sleep(7)
         monkeypatch.setattr(History, "sample", fault)
         await trio.sleep(20)
@@ -163,7 +163,7 @@ async def test_a_fault_while_a_sample_is_taken_is_logged_and_ends_nothing_else(
 
 async def test_samples_end_with_the_lanes(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         lanes.start_soon(trio.sleep, 20)
         await trio.sleep(1)
         lanes.close("the test")

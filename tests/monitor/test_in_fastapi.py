@@ -56,13 +56,13 @@ class Site:
 
 
 @asynccontextmanager
-async def site(**options: Any) -> AsyncIterator[Site]:
+async def site(key: str | None = None, **options: Any) -> AsyncIterator[Site]:
     """A FastAPI application with the page of its lanes, until the block is left."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with open_lanes({"main": 1}) as app.state.lanes:
-            app.mount("/lanes", monitor(app.state.lanes, **options))
+            app.mount("/lanes", monitor(app.state.lanes, key=key, **options))
             yield
 
     app = FastAPI(lifespan=lifespan)
@@ -70,7 +70,8 @@ async def site(**options: Any) -> AsyncIterator[Site]:
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+    asked = {} if key is None else {"key": key}
+    async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, params=asked) as client:
         yield Site(app.state.lanes, client, server)
     server.should_exit = True
     await serving
@@ -82,8 +83,8 @@ async def nap() -> None:
 
 def test_the_page_is_served_and_its_stream_shows_the_jobs_of_asyncio() -> None:
     async def main() -> None:
-        async with site(title="shop") as shop:
-            page = await shop.client.get("/lanes/")
+        async with site("shared", title="shop") as shop:
+            page = await shop.client.get("/lanes/", follow_redirects=True)
             assert "shop – monitor" in page.text
             assert (await shop.client.get("/lanes/static/page.css")).status_code == 200
             async with shop.looking() as frames, shop.looking() as others:
@@ -142,7 +143,7 @@ def test_a_visitor_without_a_role_is_refused() -> None:
 
 def test_the_server_ends_at_once_while_pages_are_open_and_their_streams_end_in_order() -> None:
     async def main() -> None:
-        async with site() as shop:
+        async with site("shared") as shop:
             async with shop.looking() as frames, shop.looking() as others:
                 await frames.next()
                 await others.next()
@@ -164,12 +165,12 @@ def test_the_page_shows_durable_lanes_and_their_store() -> None:
         async with open_durable_lanes(MemoryStore(), {"greet": handler}, {"main": 1}) as lanes:
             await (await lanes.submit("greet", None, session="ann")).wait()
             app = FastAPI()
-            app.mount("/lanes", monitor(lanes.local, durable=lanes))
+            app.mount("/lanes", monitor(lanes.local, durable=lanes, key="shared"))
             transport = httpx2.ASGITransport(app, client=("127.0.0.1", 1))
             async with httpx2.AsyncClient(
                 transport=transport, base_url="http://127.0.0.1"
             ) as client:
-                shown = (await client.get("/lanes/durable")).json()
+                shown = (await client.get("/lanes/durable?key=shared")).json()
             assert list(shown["lanes"]) == ["main"]
 
     asyncio.run(main())
@@ -177,7 +178,7 @@ def test_the_page_shows_durable_lanes_and_their_store() -> None:
 
 def test_a_page_that_is_closed_leaves_nothing_behind() -> None:
     async def main() -> None:
-        async with site() as shop:
+        async with site("shared") as shop:
             tasks = len(asyncio.all_tasks())
             for _ in range(3):
                 async with shop.looking() as frames:
@@ -201,7 +202,7 @@ def test_a_stream_that_has_ended_sends_nothing_more() -> None:
 
     async def main() -> None:
         async with open_lanes({"main": 1}) as lanes, asyncio.TaskGroup() as group:
-            page = monitor(lanes)
+            page = monitor(lanes, authorize=lambda connection: "read")
 
             def look(sent: list[Any]) -> asyncio.Task[None]:
                 async def send(message: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.monitor.web import ask
+from tests.monitor.web import ask, page
 from trio_lanes import Lanes, open_lanes
 from trio_lanes.monitor import _search, monitor
 
@@ -34,7 +34,7 @@ async def test_a_job_is_found_by_name_number_session_owner_and_meta(
 ) -> None:
     async with open_lanes({"main": 1, "other": 1}) as lanes:
         await crowd(lanes)
-        app = monitor(lanes)
+        app = page(lanes)
         job = lanes.submit_nowait(
             trio.sleep,
             1,
@@ -64,7 +64,7 @@ async def test_the_job_of_a_number_comes_first_however_many_have_it_in_their_nam
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
         await crowd(lanes)
-        app = monitor(lanes)
+        app = page(lanes)
         last = lanes.submit_nowait(trio.sleep, 1)
         for _ in range(40):
             lanes.start_soon(trio.sleep, 1, name=f"about {last.id}", priority=9)
@@ -80,7 +80,7 @@ async def test_jobs_that_have_ended_are_found_with_their_errors(autojump_clock: 
         raise ValueError("no ink")
 
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         job = lanes.submit_nowait(fails, name="print", session="ann", owner="acme")
         await job.wait_done()
         assert isinstance(job.outcome.error, ValueError)  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ async def test_a_search_that_reaches_its_bound_says_of_how_many_jobs_it_speaks(
     async with open_lanes({"main": 1, "other": 1}) as lanes:
         await crowd(lanes)
         lanes.start_soon(trio.sleep, 500, lane="other")
-        app = monitor(lanes)
+        app = page(lanes)
         answer = await found(app, "ask-150")
         assert (answer["jobs"], answer["looked"], answer["there"]) == ([], 100, 202)
         assert ids(await found(app, "ask-098")) == [100]
@@ -122,7 +122,7 @@ async def test_a_search_gives_way_to_others(
     async with open_lanes({"main": 1}) as lanes:
         for _ in range(1001):
             lanes.start_soon(trio.sleep, 1)
-        app = monitor(lanes)
+        app = page(lanes)
         passes = 0
 
         async def count() -> None:
@@ -142,7 +142,7 @@ async def test_a_search_gives_way_to_others(
 
 async def test_there_must_be_a_text_to_look_for(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         assert (await ask(app, "/find")).status == 400
         assert (await ask(app, "/find?text=%20")).status == 400
         refused = monitor(lanes, authorize=lambda connection: None)

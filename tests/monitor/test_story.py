@@ -9,14 +9,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.monitor.test_frames import lends, stubborn
-from tests.monitor.web import ask, looking
+from tests.monitor.web import ask, looking, page
 from trio_lanes import Adaptive, Job, LaneConfig, LaneGroup, Lanes, RateLimit, open_lanes
-from trio_lanes.monitor import monitor
 
 
 async def stories(lanes: Lanes, *jobs: Job[Any]) -> list[Any]:
     """What the page is told of ``jobs``, which it has found by their sessions or in a frame."""
-    app = monitor(lanes)
+    app = page(lanes)
     async with looking(app) as viewer:
         await viewer.next()
     for session in {job.session for job in jobs if job.session is not None}:
@@ -121,7 +120,7 @@ async def test_every_reason_has_words(autojump_clock: MockClock) -> None:
 
 async def test_jobs_that_have_ended_or_gone(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         job = lanes.submit_nowait(trio.sleep, 5)
         async with looking(app) as viewer:
             await viewer.next()
@@ -139,13 +138,13 @@ async def test_the_first_jobs_of_a_session_are_listed_with_their_reasons(
         for _ in range(waiting + 1):
             lanes.start_soon(trio.sleep, 1, session="ann", name="turn")
         await wait_all_tasks_blocked()
-        answer = (await ask(monitor(lanes), "/session/ann")).json
+        answer = (await ask(page(lanes), "/session/ann")).json
         assert (answer["waiting"], answer["active"]) == (waiting, 1)
         listed = answer["jobs"]
         assert len(listed) == (4 if waiting == 3 else 30)
         assert {(job["name"], job["lane"]) for job in listed} == {("turn", "main")}
         assert " of its session ← its body, for " in listed[-1]["reason"]
-        assert (await ask(monitor(lanes), "/session/%20")).status == 404
+        assert (await ask(page(lanes), "/session/%20")).status == 404
         lanes.clear()
 
 
@@ -154,7 +153,7 @@ async def test_a_lane_shows_the_limits_that_it_has_tried(autojump_clock: MockClo
     async with open_lanes({"main": config, "t:*": config}) as lanes:
         for _ in range(2):
             await lanes.run(trio.sleep, 1)
-        app = monitor(lanes)
+        app = page(lanes)
         (one, *_) = (await ask(app, "/lane/main")).json["tried"]
         assert (one["limit"], one["reason"]) == (2, "nothing was refused")
         lanes.start_soon(trio.sleep, 1, lane="t:a")
@@ -171,7 +170,7 @@ async def test_the_jobs_of_a_lane_are_those_that_run_and_those_that_wait_longest
         for lane in ("t:b", "t:a"):
             lanes.start_soon(trio.sleep, 1, lane=lane, name=f"waits in {lane}")
             await trio.sleep(1)
-        app = monitor(lanes)
+        app = page(lanes)
         found = (await ask(app, "/lane/t:*")).json
         assert (found["waiting"], found["active"], found["paused"]) == (2, 2, False)
         assert [job["name"] for job in found["jobs"]] == [

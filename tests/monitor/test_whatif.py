@@ -13,7 +13,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.monitor.web import Answer, ask, looking
+from tests.monitor.web import Answer, ask, looking, page
 from trio_lanes import Lanes, current_job, open_lanes
 from trio_lanes.monitor import _whatif, monitor
 from trio_lanes.testing import LaneRecorder
@@ -44,7 +44,7 @@ async def what_if(app: Any, lane: str = "main", limit: str = "3", status: int = 
 async def test_the_last_minutes_are_replayed_with_another_limit_in_another_process() -> None:
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes:
-            app = monitor(lanes)
+            app = page(lanes)
             async with looking(app):
                 await work(lanes)
                 running = lanes.submit_nowait(trio.sleep_forever)
@@ -59,7 +59,7 @@ async def test_the_last_minutes_are_replayed_with_another_limit_in_another_proce
 async def test_one_replay_runs_at_a_time() -> None:
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes:
-            app = monitor(lanes)
+            app = page(lanes)
             async with looking(app), trio.open_nursery() as nursery:
                 await work(lanes)
                 nursery.start_soon(what_if, app)
@@ -69,7 +69,7 @@ async def test_one_replay_runs_at_a_time() -> None:
 
 async def test_what_cannot_be_replayed_says_why(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 1, "cron": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         for limit in ("", "x", "-1", "1.5", "1" * 7):
             assert "whole number" in (await what_if(app, limit=limit, status=400))["error"]
         await work(lanes)
@@ -93,7 +93,7 @@ async def test_the_time_in_which_no_page_was_open_is_not_replayed(
     autojump_clock: MockClock,
 ) -> None:
     async with open_lanes({"main": 1}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         async with looking(app):
             await work(lanes)
         assert "too few jobs" in (await what_if(app, status=409))["error"]
@@ -105,7 +105,7 @@ async def test_records_that_are_not_complete_are_not_replayed(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_lanes({"main": 50}) as lanes:
-        app = monitor(lanes)
+        app = page(lanes)
         async with looking(app) as viewer:
             await work(lanes)
             for _ in range(300):  # more than the records of a frame
@@ -132,7 +132,7 @@ async def test_a_replay_that_does_not_end_is_killed(
     slow.chmod(0o755)
     with trio.fail_after(120):
         async with open_lanes({"main": 1}) as lanes:
-            app = monitor(lanes)
+            app = page(lanes)
             async with looking(app):
                 await work(lanes)
                 monkeypatch.setattr(sys, "executable", str(slow))

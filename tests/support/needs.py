@@ -47,6 +47,7 @@ HERE: dict[str, Callable[[], object]] = {
     "Redis": lambda: "redis" in valkey.programs(),
     "libfaketime": lambda: valkey.FAKETIME,
     "gcc": lambda: shutil.which("gcc"),
+    "nginx": lambda: shutil.which("nginx") or Path("/usr/sbin/nginx").exists(),
     "IPv6": ipv6,
 }
 """Whether a thing is here, by its name."""

@@ -14,6 +14,7 @@ DEFAULT_LANES: Final[Mapping[str, int]] = {"main": 4, "cron": 1, "subagent": 8}
 TEMPLATE_MARK: Final = "*"
 ALL_SESSIONS: Final = SESSION_PREFIX + TEMPLATE_MARK  # where a name stands for all of them
 GROUP_PREFIX: Final = "group:"  # where a name may be that of a lane or of a group
+MONITOR_KEY: Final = "TRIO_LANES_MONITOR_KEY"  # the variable with the key of a live page
 _PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
 
 

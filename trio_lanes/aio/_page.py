@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ._bodies import awaited
@@ -25,6 +25,9 @@ def monitor(
     *,
     durable: DurableLanes | None = None,
     authorize: Authorize | None = None,
+    key: str | None = None,
+    hosts: Iterable[str] = (),
+    prefix: str = "",
     title: str = "lanes",
 ) -> Callable[[Any, Any, Any], Coroutine[Any, Any, None]]:
     """Return the page over ``lanes`` as an ASGI application: ``app.mount("/lanes", ...)``.
@@ -45,6 +48,9 @@ def monitor(
         getattr(lanes, "trio", lanes),
         durable=getattr(durable, "_behind", durable),
         authorize=_in_asyncio(role) if callable(authorize) else authorize,
+        key=key,
+        hosts=hosts,
+        prefix=prefix,
         title=title,
     )
 

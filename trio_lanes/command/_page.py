@@ -10,7 +10,7 @@ import httpx2
 from ._answer import Answer
 from ._ask import verdict, why_lines
 from ._exits import DONE, NO, STORE_UNAVAILABLE, CommandError, one_line
-from ._top import check_url, follow, page_client
+from ._top import BusyError, check_answer, check_url, follow, page_client
 
 
 async def health(url: str, headers: Mapping[str, str]) -> Answer:
@@ -21,8 +21,9 @@ async def health(url: str, headers: Mapping[str, str]) -> Answer:
         frames.append(frame)
         return False
 
-    async with page_client(headers) as client:
-        await follow(client, check_url(url), show_one)
+    frames_url = check_url(url)
+    async with page_client(url, headers) as client:
+        await follow(client, frames_url, show_one)
         store = await _get(client, url, "durable") or {}
     if "error" in store:
         raise CommandError(store["error"], STORE_UNAVAILABLE)
@@ -33,8 +34,9 @@ async def health(url: str, headers: Mapping[str, str]) -> Answer:
 
 async def why(url: str, headers: Mapping[str, str], ids: Sequence[int]) -> Answer:
     """Show why jobs of a page, or of its store, do not go on."""
+    check_url(url)
     lines, found = [], []
-    async with page_client(headers) as client:
+    async with page_client(url, headers) as client:
         for id in ids:
             story = await _get(client, url, f"job/{id}") or await _get(client, url, f"durable/{id}")
             found.append(story)
@@ -50,7 +52,7 @@ async def _get(client: httpx2.AsyncClient, url: str, path: str) -> Any:
     where = check_url(url).removesuffix("frames") + path
     try:
         answer = await client.get(where)
-        answer.raise_for_status()
+        await check_answer(answer)
         return answer.json()
-    except (httpx2.HTTPError, ValueError) as error:
+    except (httpx2.HTTPError, BusyError, ValueError) as error:
         raise CommandError(f"{where}: {one_line(error)}", STORE_UNAVAILABLE) from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 import trio
@@ -17,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from .._config.names import MONITOR_KEY
 from ..durable._runs.events import one_line as visible
 from ._exits import DONE, STORE_UNAVAILABLE, CommandError, one_line
 
@@ -48,9 +50,18 @@ def check_url(url: str) -> str:
     return f"{url.partition('?')[0].rstrip('/')}/frames"
 
 
-def page_client(headers: Mapping[str, str]) -> httpx2.AsyncClient:
-    """Return a client for a page, with headers for each request."""
-    return httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(SILENCE))
+def page_client(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
+    """Return a client for the page at ``url``, with headers for each request.
+
+    It sends the key that ``url`` has, or else the environment.
+    """
+    asked = dict(parse_qsl(urlsplit(url).query))
+    key = asked.get("key") or os.environ.get(MONITOR_KEY, "").strip()
+    return httpx2.AsyncClient(
+        headers=dict(headers),
+        params={"key": key} if key else None,
+        timeout=httpx2.Timeout(SILENCE),
+    )
 
 
 async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
@@ -60,7 +71,7 @@ async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
       CommandError: if there is no monitor at ``url``, or it refuses.
     """
     frames = check_url(url)
-    async with page_client(headers) as client:
+    async with page_client(url, headers) as client:
         if not console.is_terminal:
             console.width = PLAIN
 
@@ -106,14 +117,14 @@ async def follow(
     while True:
         try:
             async with client.sse(url) as source:
-                await _check(source.response)
+                await check_answer(source.response)
                 async with _reading(source) as events:
                     async for event in events:
                         if event.data:
                             came = True
                             if not show(_frame(event.data)):
                                 return
-        except _BusyError as error:
+        except BusyError as error:
             if not came:
                 raise CommandError(one_line(error), STORE_UNAVAILABLE) from error
         except httpx2.SSEError as error:
@@ -146,11 +157,17 @@ async def _reading(
             [event async for event in events]
 
 
-class _BusyError(Exception):
+class BusyError(Exception):
     """The page has too many viewers now, or its server is about to come back."""
 
 
-async def _check(response: httpx2.Response) -> None:
+async def check_answer(response: httpx2.Response) -> None:
+    """Refuse an answer that is an error; its URL, which may have a key, is not said.
+
+    Raises:
+      BusyError: if the server has failed, or has no place.
+      CommandError: if it refuses.
+    """
     if response.status_code == 200:
         return
     try:
@@ -159,7 +176,7 @@ async def _check(response: httpx2.Response) -> None:
         said = "no monitor of trio-lanes is there"
     text = f"status {response.status_code}: {visible(str(said))[:200]}"
     if response.status_code >= 500:
-        raise _BusyError(text)
+        raise BusyError(text)
     raise CommandError(text)
 
 

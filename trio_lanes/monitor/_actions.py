@@ -25,6 +25,7 @@ from trio_lanes import (
 from trio_lanes.durable import StoreError
 
 from ._frames import Frames
+from ._guard import RefusedError
 from ._notes import Notes, actor
 from ._shown import Frame, clipped
 
@@ -33,14 +34,6 @@ _MAX_UNDOS: Final = 50
 _A_SECOND: Final = 5.0  # actions
 _BURST: Final = 20.0
 _HIGHEST: Final = 1_000_000  # limit or priority
-
-
-class RefusedError(Exception):
-    """An action that is not done; the message is for the operator."""
-
-    def __init__(self, status: int, text: str) -> None:
-        self.status = status
-        super().__init__(text)
 
 
 class _Undo(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import inspect
 import json
+import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from importlib.resources import files
 from typing import Any, Final, TypeAlias, final
@@ -20,11 +21,12 @@ from starlette.routing import Route
 from trio_lanes import Lanes
 from trio_lanes.durable import DurableLanes
 
-from ._actions import Actions, RefusedError
+from .._config.names import MONITOR_KEY
+from ._actions import Actions
 from ._durable import Durable
 from ._ended import ended
 from ._frames import Frames
-from ._guard import HEADERS, Authorize, Guard, Role, policy
+from ._guard import HEADERS, Authorize, Guard, RefusedError, Role, policy
 from ._history import History
 from ._notes import Notes
 from ._records import Records
@@ -32,6 +34,8 @@ from ._search import JobSearch
 from ._shown import Frame, clipped
 from ._story import lane_story, session_story, story
 from ._whatif import WhatIf
+
+logger: Final = logging.getLogger("trio_lanes.monitor")
 
 MAX_VIEWERS: Final = 32
 _MAX_BYTES: Final = 4096  # of an action
@@ -52,6 +56,9 @@ def monitor(
     *,
     durable: DurableLanes | None = None,
     authorize: Authorize | None = None,
+    key: str | None = None,
+    hosts: Iterable[str] = (),
+    prefix: str = "",
     title: str = "lanes",
 ) -> Starlette:
     """Return the page over ``lanes`` as an ASGI application, to be mounted or served.
@@ -67,21 +74,43 @@ def monitor(
       durable: durable lanes whose store is shown as well: its instances, its retries, and its dead
         letters by error. ``lanes`` may be ``durable.local``.
       authorize: says what a connection may do: None, ``"read"`` or ``"operate"``; it may be async.
-        Without it, connections from this machine may read, and all others are refused.
+        Without it, who has the key may read, and nobody else may look, from wherever.
+      key: the key without ``authorize``, which is sent as ``?key=...`` and then kept as a cookie.
+        Without it, the environment variable ``TRIO_LANES_MONITOR_KEY`` has it; else one is drawn,
+        and written to the log as a warning.
+      hosts: names of hosts, without ports, under which the page is reached; those of this machine
+        for itself are always allowed, and a request with any other Host is refused.
+      prefix: the path under which a proxy that strips it shows the page; without it, the path at
+        which the page is mounted.
       title: the name of the application, for people.
 
     Raises:
       TypeError: if ``lanes`` are no `Lanes`, ``durable`` no
-        `trio_lanes.durable.DurableLanes`, or ``authorize`` cannot
-        be called.
+        `trio_lanes.durable.DurableLanes`, ``authorize`` cannot
+        be called, ``key`` or ``prefix`` is no text, or ``hosts`` is one.
+      ValueError: for a key that is empty or has spaces, a key with ``authorize``, a host that is no
+        name, or a prefix that is no path.
     """
+    guard = Guard(authorize, key, hosts, prefix)
+    app = page(lanes, durable, guard, title)
+    if guard.has_drawn:
+        logger.warning(
+            "the page of %r is for who has its key: add ?key=%s to its address; several processes "
+            "share a key by the variable %s",
+            title,
+            guard.key,
+            MONITOR_KEY,
+        )
+    return app
+
+
+def page(lanes: Lanes, durable: DurableLanes | None, guard: Guard, title: str) -> Starlette:
+    """`monitor`, with a guard that is made already."""
     if not isinstance(lanes, Lanes):
         raise TypeError(f"lanes must be Lanes, not {lanes!r}")
     if durable is not None and not isinstance(durable, DurableLanes):
         raise TypeError(f"durable must be DurableLanes or None, not {durable!r}")
-    if authorize is not None and not callable(authorize):
-        raise TypeError(f"authorize must be a function or None, not {authorize!r}")
-    return _Page(lanes, durable, Guard(authorize), title).app()
+    return _Page(lanes, durable, guard, title).app()
 
 
 @final
@@ -141,16 +170,18 @@ class _Page:
           RefusedError: if it has none, or does not operate.
         """
         role = await self._guard.role(request)
-        if role is None:
-            raise RefusedError(403, "this page is not for you")
-        if operates and (role != "operate" or not self._guard.has_token(request)):
-            raise RefusedError(
-                403, "you may look, and not act; load the page again if you may by now"
-            )
+        if operates:
+            if role != "operate":
+                raise RefusedError(
+                    403, "you may look, and not act; load the page again if you may by now"
+                )
+            self._guard.check_token(request)
         return role
 
     async def _page(self, request: Request) -> Response:
         role = await self._role(request)
+        if (elsewhere := self._guard.without_key(request)) is not None:
+            return elsewhere
         nonce = secrets.token_urlsafe(16)
         text = self._html
         for name, value in (

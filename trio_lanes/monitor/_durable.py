@@ -23,8 +23,9 @@ from trio_lanes.durable import (
     StoreError,
 )
 
-from ._actions import RefusedError, whole
+from ._actions import whole
 from ._frames import verdict
+from ._guard import RefusedError
 from ._notes import Notes
 from ._shown import MAX_ROWS, Frame, clipped, shown
 from ._story import children_of, root_of

@@ -15,8 +15,8 @@ import trio
 
 from trio_lanes import Job, Lanes
 
-from ._actions import RefusedError
 from ._frames import Frames, ended_frame
+from ._guard import RefusedError
 from ._shown import Frame, clipped
 
 MAX_SEARCHED: Final = 100_000  # jobs that wait or run

@@ -7,9 +7,11 @@ fails alone.
 
 from __future__ import annotations
 
-import logging
 import socket
+import sys
+from collections.abc import Iterable
 from typing import Final
+from urllib.parse import quote
 
 import hypercorn
 import trio
@@ -21,10 +23,11 @@ from hypercorn.typing import ConnectionState
 from trio_lanes import Lanes
 from trio_lanes.durable import DurableLanes
 
-from ._app import monitor
-from ._guard import Authorize, is_loopback_host
+from .._config.names import MONITOR_KEY
+from ._app import logger, page
+from ._guard import Authorize, Guard, is_loopback_host
 
-logger: Final = logging.getLogger("trio_lanes.monitor")
+_ALL_ADDRESSES: Final = ("", "0.0.0.0", "::")
 
 
 async def serve_monitor(
@@ -34,6 +37,9 @@ async def serve_monitor(
     host: str = "127.0.0.1",
     port: int = 8765,
     authorize: Authorize | None = None,
+    key: str | None = None,
+    hosts: Iterable[str] = (),
+    prefix: str = "",
     title: str = "lanes",
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -44,20 +50,28 @@ async def serve_monitor(
         url = await nursery.start(serve_monitor, lanes)
 
     Args:
-      port: 0 takes a free one; ``nursery.start`` returns the URL.
-      durable, authorize, title: as for `monitor`.
+      host: an address, or a name of this machine. It is one of the allowed hosts, unless it stands
+        for all addresses.
+      port: 0 takes a free one; ``nursery.start`` returns the URL, with the key if there is one. A
+        drawn key is in the log, in that URL, which is printed to standard error as well.
+      durable, authorize, key, hosts, prefix, title: as for `monitor`.
 
     Raises:
-      ValueError: if ``host`` is not loopback and there is no ``authorize``.
+      TypeError, ValueError: as `monitor`.
+      ValueError: if ``host`` is not loopback, and there is neither ``authorize`` nor a key that
+        was given.
       OSError: if the address is in use.
     """
-    if authorize is None and not is_loopback_host(host):
+    own = () if isinstance(hosts, str) or host in _ALL_ADDRESSES else (host,)
+    guard = Guard(authorize, key, hosts if isinstance(hosts, str) else (*hosts, *own), prefix)
+    if guard.has_drawn and not is_loopback_host(host):
         raise ValueError(
-            f"a monitor on {host!r} can be reached from other machines: give it authorize="
+            f"a monitor on {host!r} can be reached from other machines: give it authorize=, key=, "
+            f"or the variable {MONITOR_KEY}"
         )
-    app = monitor(lanes, durable=durable, authorize=authorize, title=title)
+    app = page(lanes, durable, guard, title)
     config = hypercorn.Config()
-    config.errorlog = None
+    config.errorlog = logger
     served, context = ASGIWrapper(app), WorkerContext(None)  # type: ignore[arg-type]
 
     async def connected(stream: trio.SocketStream) -> None:
@@ -69,6 +83,13 @@ async def serve_monitor(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     shown = f"[{host}]" if ":" in host else host
-    task_status.started(f"http://{shown}:{listener.getsockname()[1]}/")
+    url = f"http://{shown}:{listener.getsockname()[1]}/"
+    if guard.key:
+        url += f"?key={quote(guard.key, safe='')}"
+    if guard.has_drawn:
+        logger.warning("the page of %r is for who has its key: %s", title, url)
+        if logger.hasHandlers():  # else Python itself has printed the line
+            print(url, file=sys.stderr)
+    task_status.started(url)
     listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
     await trio.serve_listeners(connected, listeners)

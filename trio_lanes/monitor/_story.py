@@ -15,9 +15,10 @@ import trio
 from trio_lanes import Cause, Job, JobState, Lane, Lanes, SessionLane
 from trio_lanes.durable import DurableRun
 
-from ._actions import RefusedError, members_of
+from ._actions import members_of
 from ._ended import ended
 from ._frames import Frames
+from ._guard import RefusedError
 from ._shown import Frame, clipped, shown
 
 _MAX_HOLDERS: Final = 8  # of one root

@@ -23,7 +23,7 @@ from trio_lanes import Lanes
 from ..replay import Recording
 from ..replay._capture import LimitHistory, RunFacts, facts_of
 from ..replay._recording import write_recording
-from ._actions import RefusedError
+from ._guard import RefusedError
 from ._records import Records
 from ._shown import Frame, clipped
 
