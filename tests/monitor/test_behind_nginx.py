@@ -1,4 +1,4 @@
-"""The page behind a real nginx: README's program under uvicorn, which asks everybody for its key."""
+"""The page behind a real nginx: README's program under uvicorn asks everybody for its key."""
 
 from __future__ import annotations
 

@@ -159,6 +159,30 @@ async def browse_over(
         opened.reset()
 
 
+async def test_a_page_that_is_opened_with_its_key_lives_at_an_address_without_it() -> None:
+    def drive(url: str) -> None:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=chromium(), args=FLAGS, timeout=PATIENCE * 1000 / 2
+            )
+            page = browser.new_page()
+            page.goto(f"{url}#lane=main")
+            expect(page.locator("#link")).to_have_text("live")
+            assert page.url == f"{url.partition('?')[0]}#lane=main"
+            page.reload()
+            expect(page.locator("#link")).to_have_text("live")
+            stranger = browser.new_context().new_page()
+            stranger.goto(page.url)
+            expect(stranger.locator("body")).to_contain_text("this page needs its key")
+            browser.close()
+
+    with trio.fail_after(PATIENCE):
+        async with open_lanes({"main": 1}) as lanes, trio.open_nursery() as nursery:
+            url = await nursery.start(partial(serve_monitor, lanes, port=0))
+            await trio.to_thread.run_sync(drive, url)
+            nursery.cancel_scope.cancel()
+
+
 async def lend(reason: str) -> None:
     job = current_job()
     assert job is not None
