@@ -260,12 +260,12 @@ class Lanes(Submitter):
     def portal(self) -> LanesPortal:
         """Return a portal, by which other threads submit jobs, cancel them and get results.
 
-        Call this in the lanes' own thread. Not a checkpoint.
+        Any thread may call this. Not a checkpoint.
 
         Raises:
-          RuntimeError: in another thread, or in a forked child process.
+          RuntimeError: in a forked child process.
         """
-        self._scheduler.check_thread()
+        self._scheduler.check_process()
         return LanesPortal._create(self)
 
     def open_nursery(self) -> AbstractAsyncContextManager[LaneNursery]:

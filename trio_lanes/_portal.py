@@ -43,7 +43,7 @@ _CANCELLED_OUTCOME: Final = outcome.Value(None)  # the outcome of a future that 
 
 @final
 class LanesPortal:
-    """Lanes for other threads: made by `Lanes.portal`, and then called from any thread.
+    """Lanes for other threads: made by `Lanes.portal`, and called, in any thread.
 
     ::
 
@@ -74,7 +74,6 @@ class LanesPortal:
     _scheduler: Scheduler
     _submitter: Submitter
     _token: trio.lowlevel.TrioToken
-    _thread: int  # of the lanes
     _submissions: dict[Future[Any], _ArrivedCall]  # the submissions that have not settled
 
     def __init__(self) -> None:
@@ -86,7 +85,6 @@ class LanesPortal:
         portal._scheduler = submitter._scheduler
         portal._submitter = submitter
         portal._token = submitter._scheduler.token
-        portal._thread = threading.get_ident()
         portal._submissions = {}
         return portal
 
@@ -179,7 +177,7 @@ class LanesPortal:
 
     def _check_other_thread(self, verb: str) -> None:
         self._scheduler.check_process()
-        if self._scheduler.closing.is_open and threading.get_ident() == self._thread:
+        if self._scheduler.closing.is_open and threading.get_ident() == self._scheduler.thread:
             raise RuntimeError(f"{verb}() would block the lanes' own thread; use Lanes.{verb}()")
 
     def _send(

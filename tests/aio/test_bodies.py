@@ -2,6 +2,8 @@
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -89,6 +91,27 @@ async def test_the_current_job_is_that_of_a_bodys_tasks_and_of_no_thread_or_late
         assert await later[0] is None
         assert current_job() is None
         assert job.parent is None
+
+
+async def test_what_outlives_a_body_does_not_keep_its_job_alive() -> None:
+    outlives: list[object] = []
+
+    async def body() -> bytearray:
+        loop = asyncio.get_running_loop()
+        outlives.append(loop.call_later(60, print))
+        outlives.append(loop.create_task(asyncio.sleep(60)))
+        outlives.append(contextvars.copy_context())
+        assert current_job() is not None
+        return bytearray(10)
+
+    async with open_lanes() as lanes:
+        job = lanes.submit_nowait(body)
+        assert await job.wait() == bytearray(10)
+        ended = weakref.ref(job)
+        del job
+        gc.collect()
+        assert ended() is None
+    assert len(outlives) == 3
 
 
 @pytest.mark.parametrize("ends", ["a timeout", "a cancellation"])
@@ -320,6 +343,101 @@ def test_a_body_may_cancel_its_own_job_in_its_first_step(factory: Any) -> None:
             with pytest.raises(JobTimeoutError):
                 await lanes.run(asyncio.sleep, 5, timeout=1)
             assert await lanes.run(asyncio.sleep, 1, "value") == "value"
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+def old_factory(
+    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any]
+) -> asyncio.Task[Any]:
+    return asyncio.Task(coro, loop=loop)
+
+
+class FactoryError(BaseException):
+    pass
+
+
+def failing_factory(error: BaseException) -> Callable[..., asyncio.Task[Any]]:
+    """A task factory that makes no tasks of bodies."""
+
+    def factory(
+        loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        if any(name in repr(coro) for name in ("AsyncioBody", "in_asyncio")):
+            raise error
+        return asyncio.Task(coro, loop=loop, **options)
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    ("factory", "error"),
+    [(old_factory, TypeError), (failing_factory(RuntimeError("refused")), RuntimeError)],
+)
+def test_a_job_whose_task_cannot_be_made_fails_and_others_go_on(factory: Any, error: Any) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with open_lanes({"main": 1}) as lanes:
+            loop.set_task_factory(factory)
+            job = lanes.submit_nowait(asyncio.sleep, 1, session="ann", timeout=5)
+            behind = lanes.submit_nowait(asyncio.sleep, 1, "value", session="ann", delay=1)
+            loop.set_task_factory(None)
+            with pytest.raises(error):
+                await job.wait()
+            assert job.state is JobState.FAILED
+            assert await behind.wait() == "value"
+            assert lanes.lane("main").limiter.borrowed_tokens == 0
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+def test_a_base_exception_of_a_task_factory_leaves_the_block() -> None:
+    async def main() -> None:
+        async with open_lanes({"main": 1}) as lanes:
+            factory: Any = failing_factory(FactoryError())
+            asyncio.get_running_loop().set_task_factory(factory)
+            job = lanes.submit_nowait(asyncio.sleep, 1)
+            asyncio.get_running_loop().set_task_factory(None)
+            with pytest.raises(JobCancelledError, match="FactoryError"):
+                await job.wait()
+            await asyncio.sleep(1)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner, pytest.raises(BaseExceptionGroup):
+        runner.run(main())
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reset"])
+def test_a_job_that_a_hook_ends_though_its_task_cannot_be_made_settles_once(verb: str) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with open_lanes({"main": 1}, instruments=[Acts(verb)]) as lanes:
+            factory: Any = failing_factory(RuntimeError("refused"))
+            loop.set_task_factory(factory)
+            job = lanes.submit_nowait(asyncio.sleep, 1)
+            loop.set_task_factory(None)
+            assert job.done
+            with pytest.raises(RuntimeError if verb == "cancel" else JobCancelledError):
+                await job.wait()
+            assert lanes.statistics().abandoned == 0
+            assert await lanes.run(asyncio.sleep, 0, "next") == "next"
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
+def test_items_of_a_map_whose_task_cannot_be_made_are_its_error() -> None:
+    async def items() -> AsyncIterator[int]:
+        yield 1
+
+    async def main() -> None:
+        async with open_lanes({"main": 1}) as lanes:
+            factory: Any = failing_factory(RuntimeError("refused"))
+            asyncio.get_running_loop().set_task_factory(factory)
+            with pytest.raises(RuntimeError, match="refused"):
+                async with lanes.map(asyncio.sleep, items()) as results:
+                    await anext(results)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(main())

@@ -1,16 +1,19 @@
 """Durable lanes with handlers of asyncio's."""
 
 import asyncio
+import contextvars
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.programs import PATIENCE
+from trio_lanes import Job, JobCancelledError, LaneConfig
 from trio_lanes.aio import current_durable_job, open_durable_lanes
 from trio_lanes.command._worker import WorkerOptions, run_worker
 from trio_lanes.durable import (
@@ -20,6 +23,7 @@ from trio_lanes.durable import (
     RetryPolicy,
     SqliteStore,
     StoreLockedError,
+    current_job,
 )
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -241,3 +245,103 @@ async def test_a_cancellation_while_durable_lanes_are_opened_leaves_them() -> No
             await asyncio.create_task(opening.__aexit__(None, None, None))
         store = MemoryStore()
     assert 3 < cancelled < 40
+
+
+@pytest.mark.asyncio_only
+async def test_a_wrap_is_asyncios_and_runs_around_the_handler_in_its_job_and_context() -> None:
+    seen: list[object] = []
+    name = contextvars.ContextVar("name", default="none")
+
+    async def wrap(job: Any, body: Callable[[], Awaitable[object]]) -> object:
+        name.set("of the wrap")
+        run = current_durable_job()
+        seen.append((job.meta == run, job.lane, isinstance(job, Job)))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            try:
+                return [await body()]
+            except ValueError:
+                seen.append("again")
+        raise AssertionError
+
+    async def handler(payload: object) -> object:
+        run = current_durable_job()
+        assert run is not None
+        async with run.yield_slot():
+            await asyncio.sleep(0)
+        seen.append(name.get())
+        if len(seen) < 3:
+            raise ValueError
+        return payload
+
+    lanes_: dict[str, Any] = {
+        "main": LaneConfig(wrap=wrap),
+        "tenant:*": LaneConfig(wrap=wrap),
+        "cron": 1,
+    }
+    async with open_durable_lanes(MemoryStore(), {"it": handler}, lanes_, retry=ONCE) as lanes:
+        assert await (await lanes.submit("it", 5)).wait() == [5]
+        around, inside = (True, "main", True), "of the wrap"
+        assert seen == [around, inside, "again", inside]
+        assert await (await lanes.submit("it", 6, lane="tenant:a")).wait() == [6]
+        assert await (await lanes.submit("it", 7, lane="cron")).wait() == 7
+
+
+@pytest.mark.asyncio_only
+async def test_a_wrap_that_is_cancelled_ends_with_its_handler() -> None:
+    ended: list[str] = []
+
+    async def wrap(job: Any, body: Callable[[], Awaitable[object]]) -> object:
+        try:
+            return await body()
+        finally:
+            ended.append("wrap")
+
+    async def handler(payload: object) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(1)
+            ended.append("handler")
+
+    lanes_ = {"main": LaneConfig(wrap=wrap)}
+    async with open_durable_lanes(MemoryStore(), {"it": handler}, lanes_) as lanes:
+        job = await lanes.submit("it")
+        await asyncio.sleep(1)
+        await lanes.cancel(job.id)
+        with pytest.raises(JobCancelledError):
+            await job.wait()
+        await lanes.wait_idle()
+    assert ended == ["handler", "wrap"]
+
+
+@pytest.mark.asyncio_only
+async def test_two_doors_of_one_job_are_equal() -> None:
+    async with open_durable_lanes(MemoryStore(), {"it": asyncio.sleep}) as lanes:
+        one, other = await lanes.submit("it", 0), await lanes.submit("it", 0)
+        assert lanes.job(one.id) == one != other
+        assert {one, lanes.job(one.id), other} == {one, other}
+        assert one != object()
+
+
+@pytest.mark.asyncio_only
+async def test_a_run_of_trios_names_the_one_of_asyncio_at_its_async_verbs() -> None:
+    async def handler(payload: object) -> object:
+        run = current_job()
+        assert run is not None
+        for verb in (
+            lambda: run.checkpoint({}),
+            lambda: run.queue(),
+            lambda: run.emit("event"),
+            lambda: run.cancel(),
+            lambda: anext(run.messages()),
+            lambda: run.yield_slot().__aenter__(),
+        ):
+            with pytest.raises(RuntimeError, match="current_durable_job"):
+                await verb()
+        run.progress()
+        return run.id
+
+    async with open_durable_lanes(MemoryStore(), {"it": handler}, retry=ONCE) as lanes:
+        job = await lanes.submit("it", session="ann")
+        assert await job.wait() == job.id

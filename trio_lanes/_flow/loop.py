@@ -109,7 +109,7 @@ _schedulers: Final[WeakSet[Scheduler]] = WeakSet()  # of this process
 def _disown() -> None:
     """Mark the schedulers as those of the parent, in a child process that was just forked."""
     for scheduler in _schedulers:
-        scheduler._thread = None
+        scheduler.thread = None
 
 
 if sys.platform != "win32":  # pragma: no branch - a process is forked only elsewhere
@@ -135,7 +135,6 @@ class Scheduler:
         "_next_return",
         "_nursery",
         "_tells",
-        "_thread",
         "_to_do",
         "_wait_warnings",
         "abandoned",
@@ -156,6 +155,7 @@ class Scheduler:
         "running",
         "serving",
         "sessions",
+        "thread",
         "timers",
         "token",
         "unretrieved",
@@ -170,7 +170,7 @@ class Scheduler:
         self._context: Final = copy_context()  # the context of the lanes' own tasks
         self.current_time: Final = trio.lowlevel.current_clock().current_time
         # The only thread in which lanes may change; None in a forked child of its process
-        self._thread: int | None = get_ident()
+        self.thread: int | None = get_ident()
         _schedulers.add(self)
         self.token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
@@ -253,7 +253,7 @@ class Scheduler:
         Raises:
           RuntimeError: in another thread; then nothing has changed.
         """
-        if get_ident() != self._thread:  # checked here as well, to spare every job a call
+        if get_ident() != self.thread:  # checked here as well, to spare every job a call
             self.check_thread()
         if self.serving:
             if self.broken is not None:
@@ -281,12 +281,12 @@ class Scheduler:
     def check_thread(self) -> None:
         """Refuse a call from another thread, inside of Trio or not: it would break the lanes."""
         self.check_process()
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             raise RuntimeError("lanes belong to one thread; use Lanes.portal() in others")
 
     def check_process(self) -> None:
         """Refuse a call in a forked child: nothing there runs the jobs of these lanes."""
-        if self._thread is None:
+        if self.thread is None:
             raise RuntimeError(
                 "these lanes belong to the parent of this forked process; open others"
             )
@@ -519,7 +519,7 @@ class Scheduler:
 
     def submit(self, job: AnyJob) -> None:
         """Accept ``job``: it gets its number and its place."""
-        if outermost := not self.serving and get_ident() == self._thread:  # as `begin` does
+        if outermost := not self.serving and get_ident() == self.thread:  # as `begin` does
             self.now = self.current_time()
             self.serving = True
         else:

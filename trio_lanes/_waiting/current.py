@@ -10,9 +10,10 @@ nursery tree answers there, so the context does: `enter_job` names the job in it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, final
+from weakref import ref
 
 import trio
 from trio.lowlevel import RunVar, Task
@@ -42,8 +43,9 @@ class JobsByTask(dict[object, "AnyJob"]):
         """{condition on lanes that a task inside a job waits for: the table that checks it}"""
 
 
-_job_of_context: Final[ContextVar[AnyJob | None]] = ContextVar(
-    "trio_lanes: the job of code that runs in no Trio task", default=None
+_job_of_context: Final[ContextVar[Callable[[], AnyJob | None]]] = ContextVar(
+    "trio_lanes: a weak reference to the job of code that runs in no Trio task",
+    default=lambda: None,
 )
 
 _jobs_by_task: Final[RunVar[JobsByTask]] = RunVar("trio_lanes: the job that each task runs")
@@ -66,7 +68,7 @@ def job_here(jobs: JobsByTask) -> AnyJob | None:
     try:
         task = trio.lowlevel.current_task()
     except RuntimeError:  # outside of Trio; or between two tasks: a deadline has just expired
-        return jobs.get(_job_of_context.get())
+        return jobs.get(_job_of_context.get()())
     return _job_above(jobs, task)
 
 
@@ -94,8 +96,11 @@ def jobs_here(jobs: JobsByTask) -> Iterator[AnyJob]:
 
 
 def enter_job(job: AnyJob) -> None:
-    """Name ``job`` in the present context: its body runs there, outside of Trio."""
-    _job_of_context.set(job)
+    """Name ``job`` in the present context: its body runs there, outside of Trio.
+
+    By a weak reference: the context outlives the job, in whatever has a copy of it.
+    """
+    _job_of_context.set(ref(job))
 
 
 def current_job() -> AnyJob | None:

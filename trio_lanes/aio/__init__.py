@@ -10,6 +10,7 @@ from ._lanes import MapResults as MapResults
 from ._lanes import SessionLane as SessionLane
 from ._lanes import open_lanes as open_lanes
 from ._page import monitor as monitor
+from ._threads import to_thread as to_thread
 
 for _value in list(globals().values()):
     if getattr(_value, "__module__", "").startswith(f"{__name__}._"):

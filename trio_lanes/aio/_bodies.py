@@ -31,7 +31,7 @@ from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
 from ._bridge import without
-from ._guest import own_turn
+from ._guest import new_task, own_turn
 
 _NOT_RETURNED: Final = object()
 
@@ -55,10 +55,18 @@ class AsyncioBodies:
 
     def _granted(self, job: AnyJob) -> None:
         """Run the body of ``job``, which has its slot."""
-        if type(job) is self._kind:
-            AsyncioBody(self, job)
-        else:
+        if type(job) is not self._kind:
             self._granted_to_workers(job)
+            return
+        try:
+            AsyncioBody(self, job)
+        except BaseException as error:  # of a task factory
+            self.scheduler.after_act(self._has_no_task, job, error)
+
+    def _has_no_task(self, job: AnyJob, error: BaseException) -> None:
+        """The body of ``job`` ends before it has begun, by ``error``."""
+        if job._state is RUNNING:  # else it was reset
+            self._let_leave(self.scheduler.raised(job, shortened(error, __file__)))
 
     async def _keep(self) -> None:
         """Stand for the bodies in the lanes' nursery."""
@@ -97,10 +105,14 @@ class AsyncioBodies:
             scheduler.judge(job, Verdict(CANCELLED, cancelled), cancelled)
         else:
             leaves = scheduler.interrupted(job)
-        if leaves is not None:
-            scheduler.spawn(partial(_leave, leaves))
+        self._let_leave(leaves)
         if not self.running and scheduler.closing.shut:
             self._end.set()
+
+    def _let_leave(self, error: BaseException | None) -> None:
+        """Have ``error`` leave the lanes' nursery, if it is one."""
+        if error is not None:
+            self.scheduler.spawn(partial(_leave, error))
 
 
 @final
@@ -108,8 +120,6 @@ class AsyncioBody:
     """The body of one job: what runs it, and what ends it."""
 
     def __init__(self, bodies: AsyncioBodies, job: AnyJob) -> None:
-        scheduler, context = bodies.scheduler, job._context
-        assert context is not None
         self._bodies: Final = bodies
         self.job: Final = job
         self.value: Any = _NOT_RETURNED
@@ -118,14 +128,17 @@ class AsyncioBody:
         self.with_lanes = False  # whether it was cancelled with the lanes
         self._deadline = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        bodies.running[self] = None
-        scheduler.running[job] = job
+        context = job._context
+        assert context is not None
         context.run(enter_job, job)
+        # first: if it cannot be made, nothing has changed
+        self.task: Final = new_task(bodies.loop, self._run(), context, name=job.name)
+        bodies.running[self] = None
+        bodies.scheduler.running[job] = job
         job._scope = self
         if job._options.limits_run:
             self.deadline = job._deadline
-            scheduler.overdue.expect(job)
-        self.task: Final = bodies.loop.create_task(self._run(), name=job.name, context=context)
+            bodies.scheduler.overdue.expect(job)
         self.task.add_done_callback(self._done)
 
     async def _run(self) -> None:
@@ -186,7 +199,7 @@ async def awaited(fn: Any, args: tuple[Any, ...]) -> Any:
     if type(awaitable) is not CoroutineType and not isinstance(awaitable, Awaitable):
         raise TypeError(
             f"{fn!r} is not async: it returned {awaitable!r}; write `async def`, or run it in a"
-            f" thread by `asyncio.to_thread`; {_TRIO}"
+            f" thread by `trio_lanes.aio.to_thread`; {_TRIO}"
         )
     try:
         return await awaitable

@@ -36,6 +36,7 @@ from ._guest import (
     enter_guest,
     guest_here,
     leave_guest,
+    new_task,
     own_turn,
     this_task,
 )
@@ -256,13 +257,14 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     begins = job is not None and job not in table
     if job is not None:
         context.run(enter_job, job)
-        table[job] = job
 
     async def outside() -> T:
         await own_turn(loop)
         return await fn(*args)
 
-    task = loop.create_task(outside(), context=context)
+    task = new_task(loop, outside(), context)
+    if job is not None:
+        table[job] = job
     task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
     raise_cancel: Callable[[], NoReturn] | None = None
 

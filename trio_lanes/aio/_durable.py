@@ -14,9 +14,13 @@ from functools import cache, partial, wraps
 from inspect import iscoroutinefunction, ismethod
 from typing import Any, Final, TypeVar, cast, final
 
+import attrs
 import trio
 
 from .. import durable
+from .._actors.job import Job
+from .._actors.options import LaneConfig
+from .._config.names import DEFAULT_LANES
 from ..durable import DurableLanes, DurableRun, Store
 from ..durable import current_job as current_run
 from ..durable import open_durable_lanes as open_trio_lanes
@@ -39,6 +43,12 @@ class _Door:
 
     def __repr__(self) -> str:
         return repr(self._behind)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Door and bool(self._behind == other._behind)
+
+    def __hash__(self) -> int:
+        return hash(self._behind)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._behind, name)
@@ -98,17 +108,36 @@ def current_durable_job() -> DurableRun | None:
 def open_durable_lanes(
     store: Store,
     handlers: Mapping[str, Callable[..., Awaitable[object]]],
-    *lanes: Any,
+    lanes: Mapping[str, int | float | LaneConfig] = DEFAULT_LANES,
     **options: Any,
 ) -> OpenedDurableLanes:
-    """Open durable lanes in an asyncio application: the handlers are functions of asyncio's.
+    """Open durable lanes in an asyncio application: the handlers, and each ``wrap`` of a lane, are
+    functions of asyncio's.
 
     Takes the other arguments of `trio_lanes.durable.open_durable_lanes`, and is as that in all
     else. ``trio-lanes worker`` runs its result, too.
     """
-    open_trio_lanes(store, handlers, *lanes, **options)  # checks all arguments
+    open_trio_lanes(store, handlers, lanes, **options)  # checks all arguments
     of_trio = {name: _handler(fn) for name, fn in handlers.items()}
-    return OpenedDurableLanes(open_trio_lanes(store, of_trio, *lanes, **options))
+    return OpenedDurableLanes(open_trio_lanes(store, of_trio, _with_wraps(lanes), **options))
+
+
+def _with_wraps(lanes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``lanes`` with functions of Trio's in the place of each ``wrap`` of asyncio's."""
+    return {
+        name: attrs.evolve(config, wrap=_wrap(config.wrap))
+        if isinstance(config, LaneConfig) and config.wrap is not None
+        else config
+        for name, config in lanes.items()
+    }
+
+
+def _wrap(fn: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    @wraps(fn)
+    async def wrap(job: Job[Any], body: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await in_asyncio(awaited, fn, (_Door(job), partial(call, body)))
+
+    return wrap
 
 
 def _handler(fn: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:

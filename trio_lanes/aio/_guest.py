@@ -29,7 +29,7 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from operator import attrgetter
@@ -326,6 +326,21 @@ def come_again(cancelled: asyncio.CancelledError) -> None:
             task.uncancel()  # it is the same cancellation
 
     task.get_loop().call_soon(cancel)
+
+
+def new_task(
+    loop: asyncio.AbstractEventLoop,
+    coro: Coroutine[Any, Any, T],
+    context: Context,
+    *,
+    name: str | None = None,
+) -> asyncio.Task[T]:
+    """Make a task of ``loop``. Raises what a task factory of the application raises."""
+    try:
+        return loop.create_task(coro, name=name, context=context)
+    except BaseException:
+        coro.close()  # else a warning says that it was never awaited
+        raise
 
 
 async def own_turn(loop: asyncio.AbstractEventLoop) -> None:

@@ -159,13 +159,15 @@ async def test_the_lanes_own_thread_may_submit_but_not_run() -> None:
         assert (await settled(future)).result() == 5
 
 
-async def test_a_portal_is_made_by_lanes_in_their_own_thread() -> None:
+async def test_a_portal_is_made_by_lanes_in_any_thread() -> None:
     with pytest.raises(TypeError, match="portal"):
         LanesPortal()
     async with open_lanes({"main": 1}) as lanes:
-        with pytest.raises(RuntimeError):
-            await in_thread(lanes.portal)
-        portal = lanes.portal()
+        portal = await in_thread(lanes.portal)
+        with pytest.raises(RuntimeError, match="own thread"):
+            portal.run(echo, 5)
+        assert await in_thread(portal.run, echo, 5) == 5
+        assert await in_thread(lambda: lanes.portal().run(echo, 6)) == 6
         assert repr(portal).startswith("<trio_lanes.LanesPortal at 0x")
         lanes.close()
         assert "closed" in repr(portal)

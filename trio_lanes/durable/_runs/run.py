@@ -92,6 +92,16 @@ class DurableRun:
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.DurableRun of job {self.id}, attempt {self.attempt}>"
 
+    @property
+    def _store_in_trio(self) -> Store:
+        """The store, for a task of Trio's. In asyncio, a run is used by its door."""
+        if not trio.lowlevel.in_trio_task():
+            raise RuntimeError(
+                "an async verb of a run needs a task of Trio's; in a handler of asyncio's, take "
+                "the run by trio_lanes.aio.current_durable_job()"
+            )
+        return self._store
+
     async def checkpoint(self, data: object) -> None:
         """Store ``data`` (JSON) for the next attempt. A checkpoint.
 
@@ -101,7 +111,7 @@ class DurableRun:
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = encode("checkpoint data", data, self._store.max_payload)
-        if not await self._store.do(Checkpoint(self.id, self.fence, text), new_ticket()):
+        if not await self._store_in_trio.do(Checkpoint(self.id, self.fence, text), new_ticket()):
             await self._lost()
         self.checkpoint_data = decode(text)
 
@@ -119,7 +129,7 @@ class DurableRun:
         if self.session is None or limit < 1:
             await trio.lowlevel.checkpoint()
             return []
-        return await self._store.look(QueueOf(self.session, limit))
+        return await self._store_in_trio.look(QueueOf(self.session, limit))
 
     async def take(self, jobs: Mapping[int, str], data: object) -> bool:
         """Take jobs that wait in this run's session, and store ``data`` as `checkpoint` does.
@@ -146,7 +156,7 @@ class DurableRun:
             _check.whole("id", id): json.dumps({"by": self.id, "reason": reason})
             for id, reason in jobs.items()
         }
-        done = await self._store.do(Take(self.id, self.fence, text, taken), new_ticket())
+        done = await self._store_in_trio.do(Take(self.id, self.fence, text, taken), new_ticket())
         if done is None:
             await self._lost()
         if done:
@@ -162,7 +172,7 @@ class DurableRun:
         job = SubmittedJob(
             name=self.name, payload=text, session=self.session, lane=self.lane, key=key
         )
-        return (await self._store.do(Enqueue([job]), new_ticket()))[0]
+        return (await self._store_in_trio.do(Enqueue([job]), new_ticket()))[0]
 
     async def emit(self, event: object) -> int:
         """Say something about this run to tasks that read `DurableJob.events`. A checkpoint.
@@ -179,7 +189,7 @@ class DurableRun:
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = small("an event", event)
-        number = await self._store.do(EmitEvent(self.id, self.fence, text), new_ticket())
+        number = await self._store_in_trio.do(EmitEvent(self.id, self.fence, text), new_ticket())
         if number is None:
             await self._lost()
         return number
@@ -210,7 +220,7 @@ class DurableRun:
             raise trio.BusyResourceError("another task of this run is taking messages")
         self._receiving = True
         try:
-            found = await self._store.receive(self.id, self.fence, self._received)
+            found = await self._store_in_trio.receive(self.id, self.fence, self._received)
         finally:
             self._receiving = False
         if found is None:
@@ -226,7 +236,7 @@ class DurableRun:
         Raises:
           StoreUnavailableError: if the store could not record it.
         """
-        await self._store.do(Cancel(self.id, json.dumps({"reason": reason})), new_ticket())
+        await self._store_in_trio.do(Cancel(self.id, json.dumps({"reason": reason})), new_ticket())
 
     def progress(self) -> None:
         """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""
@@ -241,12 +251,12 @@ class DurableRun:
         it waits for the slot. If its instance ends or has lost its lease, it goes on without a
         slot, since none may ever be free.
         """
-        regain = RegainSlot(self.id, self.fence)
+        store, regain = self._store_in_trio, RegainSlot(self.id, self.fence)
         # counted before the call: a task that takes the slot back meanwhile must see this lender
         self._lending += 1
         try:
             if self._lending == 1:
-                lent = await self._store.do(LendSlot(self.id, self.fence), new_ticket())
+                lent = await store.do(LendSlot(self.id, self.fence), new_ticket())
                 if not lent:
                     await self._lost()
             yield
@@ -256,7 +266,7 @@ class DurableRun:
                 with trio.CancelScope(shield=True):
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._worker.next_step()
-                    while await self._store.do(regain, new_ticket()) is False:
+                    while await store.do(regain, new_ticket()) is False:
                         if self._given_up:
                             break
                         await stepped.wait()
@@ -318,7 +328,8 @@ def current_job() -> DurableRun | None:
     """Return the run that the current task belongs to; None outside of a handler.
 
     A task belongs to a run if it is the run's task, or below it in the tree of nurseries. In a
-    thread the answer is None. Not a checkpoint.
+    thread the answer is None. In asyncio use `trio_lanes.aio.current_durable_job`: the async verbs
+    of this one are Trio's. Not a checkpoint.
     """
     job = _current_core_job()
     run = None if job is None else job.meta
