@@ -117,6 +117,10 @@ def _no_ticket(before: Any) -> Any:
     return lambda self, ticket, act: act()
 
 
+def _no_refusal_kept(before: Any) -> Any:
+    return lambda self, ticket, refusal: None
+
+
 def _asks_another_step(before: Any) -> Any:
     return lambda self, call, unknown: before(self, call, False)
 
@@ -236,6 +240,10 @@ FAULTS: dict[str, tuple[Callable[[], object], Patch]] = {
     "a ticket is not remembered": (
         suite("test_a_submission_with_the_same_ticket_is_accepted_once"),
         _replaced(f"{RULES}.once", _no_ticket),
+    ),
+    "a refusal is not remembered": (
+        suite("test_each_act_is_decided_once_for_its_ticket_whatever_comes_between"),
+        _replaced(f"{RULES}.keep_refusal", _no_refusal_kept),
     ),
     "the lease of an instance is not asked": (
         suite("test_an_instance_without_its_lease_does_nothing_until_it_joins_again"),

@@ -53,6 +53,7 @@ FILES = {
     "Acquire": ("acts/locks.py", "locks.lua", LOCKS),
     "Spend": ("acts/locks.py", "locks.lua", LOCKS),
     "Release": ("acts/locks.py", "locks.lua", LOCKS),
+    "Withdraw": ("acts/locks.py", "locks.lua", LOCKS),
     "Settle": ("acts/locks.py", "locks.lua", LOCKS),
     "ResetQuota": ("acts/locks.py", "locks.lua", LANES),
     "LevelsOf": ("acts/locks.py", "locks.lua", LOCKS, LANES),

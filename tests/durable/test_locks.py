@@ -31,6 +31,8 @@ class Away(MemoryStore):
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = {}
         self.refused = 0
+        self.sent = False
+        """Whether a call without an answer before the act was sent, and lost on its way."""
 
     async def do(self, act: Act[T], ticket: str) -> T:
         if self.refused and isinstance(act, Acquire):
@@ -40,14 +42,18 @@ class Away(MemoryStore):
         if self.before.get(act.name, 0) > 0:
             self.before[act.name] -= 1
             await trio.lowlevel.checkpoint()
-            raise StoreUnavailableError("away")
-        answer = await super().do(act, ticket)
-        if self.after.get(act.name, 0) > 0:
-            self.after[act.name] -= 1
-            error = StoreUnavailableError("the answer was lost")
-            error.unknown = True
-            raise error
-        return answer
+            raise self._lost("away", self.sent)
+        try:
+            return await super().do(act, ticket)
+        finally:
+            if self.after.get(act.name, 0) > 0:
+                self.after[act.name] -= 1
+                raise self._lost("the answer was lost", True)
+
+    def _lost(self, what: str, unknown: bool) -> StoreUnavailableError:
+        error = StoreUnavailableError(what)
+        error.unknown = unknown
+        return error
 
 
 class Slow(MemoryStore):
@@ -155,19 +161,38 @@ async def test_a_request_without_an_answer_holds_up_no_other(
                 await quota.spend(tokens=1)
 
 
-async def test_a_charge_without_an_answer_is_not_repeated(
-    autojump_clock: trio.testing.MockClock,
+@pytest.mark.parametrize("lost", ["before", "after"])
+async def test_a_charge_without_an_answer_is_given_back_or_never_made(
+    autojump_clock: trio.testing.MockClock, lost: str
 ) -> None:
     store = Away()
+    store.sent = True
     async with lanes_over(store) as lanes:
-        store.after["spend"] = 1
+        getattr(store, lost)["spend"] = 1
         with pytest.raises(StoreUnavailableError) as caught:
             await lanes.quota("q").spend(tokens=5)
         assert caught.value.unknown
-        await trio.sleep(3)
+        await trio.testing.wait_all_tasks_blocked()
         before = trio.current_time()
+        await lanes.quota("q").spend(tokens=5)
+        assert trio.current_time() == before
         await lanes.quota("q").spend(tokens=1)
-        assert trio.current_time() - before == pytest.approx(2)
+        assert trio.current_time() > before
+
+
+async def test_a_refusal_whose_answer_was_lost_ends_no_lanes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = Away()
+    store.sent = True
+    async with lanes_over(store) as lanes:
+        await lanes.quota("q").spend(tokens=5)
+        for lost in (store.before, store.after):
+            lost["spend"] = 1
+            with pytest.raises(StoreUnavailableError):
+                await lanes.quota("q").spend(tokens=5, wait=False)
+            await trio.testing.wait_all_tasks_blocked()
+        await free(lanes)
 
 
 async def test_a_charge_whose_answer_comes_after_the_lease_is_made_once(

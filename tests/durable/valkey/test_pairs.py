@@ -34,6 +34,7 @@ WITHOUT_TWIN = {
     "ready": "as the tables: ready lists",
     "records": "as the tables: jobs",
     "limits": "as the settings of the tables, and lane_limits.py",
+    "tickets": "as the tables: answers.py",
     "tell": "as the waiters of the stores",
     "clock": "as the clocks of the stores",
     "select": "as the tables: `select`",
@@ -91,7 +92,7 @@ PYTHON_ONLY = {
         is_paused Claims.note_skipped size read first pop shares LaneTurn._suspect
         LaneTurn.put_passed
     """,
-    "engine": "digest open_as_worker once check_joined take_in record",
+    "engine": "digest is_refusal open_as_worker once keep_refusal check_joined take_in record",
     "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """

@@ -40,8 +40,12 @@ FAULTS = {
     ),
     "the number of a step is forgotten": ("if number <= last.number then", "if false then"),
     "a ticket is not remembered": (
-        "  if text then\n    if verb ==",
-        "  if false then\n    if verb ==",
+        "    answer = apply(WITH_TICKET[verb], verb, arguments)\n    keep_answer(ticket, answer)",
+        "    answer = apply(WITH_TICKET[verb], verb, arguments)",
+    ),
+    "a refusal is not remembered": (
+        "    keep_answer(ticket, answer)\n",
+        "    if answer[1] == 0 then keep_answer(ticket, answer) end\n",
     ),
     "a delayed job is due too early": (
         "'parked', now + item.delay, 'delay'",
@@ -54,6 +58,9 @@ FOUND_BY_SUITE = {
     "a lent slot is not free": "test_a_lent_slot_is_one_of_its_group_too",
     "a lane has one slot too many": "test_a_job_is_blocked_by_a_lane_without_a_free_slot",
     "a recorded cancellation is forgotten": "test_a_cancelled_run_is_not_postponed_or_given_back",
+    "a refusal is not remembered": (
+        "test_each_act_is_decided_once_for_its_ticket_whatever_comes_between"
+    ),
     "a run that is given back goes to the tail": "test_the_runs_of_a_crash_go_before_waiting_jobs",
     "the fence of a finish is not compared": (
         "test_a_step_asked_again_gives_the_same_claims_and_does_nothing_more"

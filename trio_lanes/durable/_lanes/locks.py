@@ -3,7 +3,7 @@
 A request is kept by the lease of this instance: when the lease is lost, the store serves others. So
 the body of a lock is cancelled by the same deadline that cancels the runs. A request whose release
 got no answer is released later, by a task of the lanes: else it would hold up others for as long as
-this instance lives.
+this instance lives. One that may have been made, since its answer was lost, is withdrawn there.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ from .._options.names import checked_name
 from .._options.submission import checked_amount
 from .._runs.run import current_job
 from .._runs.worker import AGAIN_AFTER, Worker
-from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend
+from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend, Withdraw
 
 logger: Final = logging.getLogger("trio_lanes.durable")
+
+_A_LOCK: Final[tuple[None, tuple[RateLimit, ...], Costs]] = None, (), {}
+"""What a `Withdraw` says of a request for a lock."""
 
 
 @final
@@ -143,7 +146,8 @@ class Requests:
                 asked = await self._store.do(act, ticket)
             except StoreUnavailableError as error:
                 if error.unknown:
-                    self._do_later(partial(self._withdraw, act, ticket))
+                    of = (act.quota, act.limits, act.costs) if isinstance(act, Spend) else _A_LOCK
+                    self._do_later(partial(self._store.do, Withdraw(ticket, *of), new_ticket()))
                 raise
             if asked is None:
                 await trio.sleep(AGAIN_AFTER)  # until this instance has a lease again
@@ -183,14 +187,11 @@ class Requests:
         self._later.append(act)
         self._more.set()
 
-    async def _withdraw(self, act: Acquire | Spend, ticket: str) -> None:
-        """End a request that may have been made: its answer was lost."""
-        asked = await self._store.do(act, ticket)
-        if asked is not None and asked[0]:
-            await self._store.do(Release(asked[0], False), new_ticket())
-
     async def end_later(self) -> None:
-        """End the requests whose end got no answer, for as long as the lanes are open."""
+        """Do what got no answer, for as long as the lanes are open: releases, and withdrawals.
+
+        Neither is ever refused.
+        """
         while True:
             while self._later:
                 try:
@@ -241,7 +242,8 @@ class Quota:
           BudgetSpentError: without ``wait``, if a limit does not admit them now, or others wait;
             if they are above a limit of a calendar, and what was granted does not admit them.
           StoreUnavailableError: if the store is not available; with ``unknown``, the amounts may
-            have been taken.
+            have been taken. They are given back when the store is there again, while these lanes
+            are open.
         """
         _check.boolean("wait", wait)
         costs = self._checked(amounts)

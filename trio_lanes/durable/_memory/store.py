@@ -15,7 +15,7 @@ import trio
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
-from .._rules.engine import Engine
+from .._rules.engine import Engine, is_refusal
 from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, EngineStore, Lookups
 from .._rules.queues import Queues
 from .tables import MemoryTables
@@ -66,6 +66,10 @@ class MemoryStore(EngineStore):
         engine = self._opened()
         try:
             result = engine.once(ticket, act)
+        except Exception as error:
+            if is_refusal(error):
+                engine.keep_refusal(ticket, error)
+            raise
         finally:
             self._tables.commit_answers()  # nothing is undone
         for store in self._open:

@@ -53,9 +53,9 @@ from typing import Final, TypeVar, final
 
 import attrs
 
-from ... import LaneFullError, UnknownLaneError
+from ... import LaneError, LaneFullError, UnknownLaneError
 from .._contract.amounts import to_data
-from .._contract.errors import KeyConflictError
+from .._contract.errors import KeyConflictError, StoreError
 from .._contract.records import (
     Cancelled,
     Died,
@@ -111,6 +111,13 @@ def digest(payload: str) -> str:
     return hashlib.blake2b(payload.encode(), digest_size=16).hexdigest()
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether an act raised an error by its rule, and no fault of the store or of the rules did."""
+    if isinstance(error, LaneError):
+        return not isinstance(error, StoreError)
+    return type(error) is ValueError  # the encoding of a text may raise one of its subclasses
+
+
 @final
 class Engine(Queues):
     """The rules, as one instance applies them to the tables of a store."""
@@ -149,18 +156,27 @@ class Engine(Queues):
     # ---- acts that may be asked for again
 
     def once(self, ticket: str, act: Callable[[Engine], T]) -> T:
-        """Do an act, unless the act with this ticket is done; return its answer.
+        """Do an act, unless the act with this ticket is decided; return its answer.
 
-        An act without a ticket is always done.
+        An act without a ticket is always done. Whoever calls this keeps a refusal, if nothing was
+        written before it: see `keep_refusal`.
         """
         if not ticket:
             return act(self)
-        answer = self.tables.answer(ticket, self.now)
-        if answer is not None:
-            return answer[0]  # type: ignore[no-any-return]  # it is T
-        result = act(self)
-        self.tables.put_answer(ticket, result, self.now)
-        return result
+        known = self.tables.answer(ticket, self.now)
+        if known is None:
+            result = act(self)
+            self.tables.put_answer(ticket, result, self.now)
+            return result
+        (answer,) = known
+        if isinstance(answer, Exception):
+            raise type(answer)(*answer.args)  # its own, since a caller adds to its traceback
+        return answer  # type: ignore[no-any-return]  # it is T
+
+    def keep_refusal(self, ticket: str, refusal: Exception) -> None:
+        """Keep that the act with a ticket was refused: another copy of it is not decided anew."""
+        if ticket and self.tables.answer(ticket, self.now) is None:
+            self.tables.put_answer(ticket, type(refusal)(*refusal.args), self.now)
 
     # ---- instances
 

@@ -247,7 +247,10 @@ class Tables(Protocol):
 
     def put_last_step(self, instance: str, step: LastStep | None) -> None: ...
     def answer(self, ticket: str, now: float) -> tuple[Any] | None:
-        """Return the answer of the act with a ticket, in a tuple; None: it is not known."""
+        """Return the answer of the act with a ticket, in a tuple; None: it is not known.
+
+        The answer to an act that was refused is its error.
+        """
 
     def put_answer(self, ticket: str, answer: Any, now: float) -> None:
         """Keep the answer of an act for `REMEMBERED_FOR` seconds from now."""

@@ -4,9 +4,10 @@ Theory of operation:
 
 * Tasks hand acts over to the thread. All acts that have piled up during one transaction go into
   the next transaction together.
-* The rules refuse an act before they write, so a refused act fails alone. If the database refuses
-  the transaction, or an act fails halfway, the transaction is undone and each act is repeated in a
-  transaction of its own, unless `Transactions.undo_acts` sees no use in that.
+* The rules refuse an act before they write, so a refused act fails alone, and the transaction
+  keeps the refusal under its ticket. If the database refuses the transaction, or an act fails
+  otherwise, the transaction is undone and each act is repeated in a transaction of its own, unless
+  `Transactions.undo_acts` sees no use in that.
 * The effects of a transaction are announced as a whole.
 * A caller gets its answer when the transaction is on the disk.
 * No caller waits longer than the store's patience, also if the thread stands still in a call of the
@@ -34,7 +35,7 @@ from trio.lowlevel import Abort
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Ended
-from .._rules.engine import Engine
+from .._rules.engine import Engine, is_refusal
 from .._rules.engine_store import NO_LOOKUPS, Lookups
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -397,9 +398,10 @@ class ActThread:
             except tables.errors:
                 raise
             except Exception as error:
-                if len(acts) == 1 or tables.writes != before:
-                    raise  # the act is half done: undo all, and do each act by itself
+                if tables.writes != before or not is_refusal(error):
+                    raise  # the act may be half done: undo all, and do each act by itself
                 act.refuse(error)
+                engine.keep_refusal(act.ticket, error)
         self._seal(acts)
         tables.commit_acts(engine, acts)
         self._accepted += engine.accepted

@@ -27,6 +27,7 @@ ORDER: Final = (
     "tell",  # what other processes hear
     "fair",  # owners that take turns
     "queues",  # the rules of order
+    "tickets",  # what is known of acts that may be asked for again
     "affinity",  # which jobs are left to other instances
     "holds",  # what keeps lanes from starts
     "claims",  # which jobs an instance may run

@@ -18,7 +18,7 @@ from ... import LaneFullError, RateLimit, UnknownLaneError
 from ..._config.exact import bucket_shape, exact
 from .._contract.act import Act, Question
 from .._contract.amounts import amount_of, scale_of, to_data
-from .._contract.errors import BudgetSpentError, KeyConflictError
+from .._contract.errors import BudgetSpentError, KeyConflictError, StoreUnavailableError
 from .._contract.protocol import LISTED, ServedAt
 from .._contract.records import (
     Cancelled,
@@ -592,6 +592,8 @@ def refusal(answer: Sequence[Any]) -> Exception:
         levels, until = about
         quota, found = _levels(json.loads(levels))
         return BudgetSpentError(quota, left_of(found), seconds(until))
+    if kind == "withdrawn":
+        return StoreUnavailableError("the act was withdrawn")
     if kind == "amount":
         unit, lane, amount = about
         return misfit(unit, amount, lane)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ... import RateLimit
 from .._contract.act import Act, Question
 from .._contract.amounts import Costs, difference, to_data
-from .._contract.errors import BudgetSpentError
+from .._contract.errors import BudgetSpentError, StoreUnavailableError
 from .._contract.protocol import ServedAt
 from .._contract.records import QuotaLevel, left_of
 from .._rules import lines, rates
@@ -95,6 +95,35 @@ class Release(Act[tuple[str, ...]]):
             return ()
         limits = rates.from_json(json.loads(request.data)[0])
         return rates.newly_low(queues.tables, request.line, limits, queues.now)
+
+
+class Withdraw(Act[None]):
+    """Take back what `Acquire` or `Spend` did under a ticket, or void the ticket: never do it.
+
+    It is for a caller that got no answer. A copy of the act that comes later is refused with
+    `StoreUnavailableError`.
+    """
+
+    ticket: str
+    """That of the act, not of this one."""
+    quota: str | None
+    """None: it asked for a lock."""
+    limits: Sequence[RateLimit]
+    costs: Costs
+
+    def apply(self, queues: Queues) -> None:
+        tables = queues.tables
+        (done,) = tables.answer(self.ticket, queues.now) or (None,)
+        if done is not None and not isinstance(done, Exception):
+            request, served, *_ = done
+            if request:
+                lines.release(queues, request, used=False)
+            else:
+                line = f"quota {self.quota}"
+                meters = rates.meters_of(tables, line, self.limits)
+                rates.give_back(tables, meters, self.costs, queues.now, served)
+                lines.wake_first(queues, line)
+        tables.put_answer(self.ticket, StoreUnavailableError("the act was withdrawn"), queues.now)
 
 
 class Settle(Act[tuple[str, ...]]):

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from ... import RateLimit, UnknownLaneError
+from ... import RateLimit
 from .. import DurableState, Finish, LaneLimit, Selection, Step, SubmittedJob, Succeeded
 from ..acts.inspection import AllInstances, AllLanes, AllStatistics, StatusOf
 from ..acts.jobs import Enqueue
@@ -131,14 +131,6 @@ class AgainStories(Bench):
             assert await store.do(Enqueue(batch), mine) == ids
             assert (await store.look(AllStatistics())).waiting == 2
             assert await store.do(Enqueue(batch), ticket()) != ids
-
-    async def test_a_refused_act_can_be_asked_again(self) -> None:
-        async with self.playing() as store:
-            mine = ticket()
-            for _ in range(2):
-                with self.raises(UnknownLaneError):
-                    await store.do(Enqueue([new_job(lane="nowhere")]), mine)
-            assert len(await store.do(Enqueue([new_job()]), mine)) == 1
 
     async def test_every_order_with_the_same_ticket_is_done_once(self) -> None:
         async with self.playing() as store:

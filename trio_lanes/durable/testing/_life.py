@@ -10,7 +10,8 @@ its handlers have seen is compared with what durable lanes promise:
 * The fences of a session rise.
 * The next attempt of a parent finds its children, and starts none twice.
 * A budget of a month admits no more than its cap and what was granted, but by settles above the
-  estimates, and is charged once for each spend.
+  estimates, and is charged once for each spend, and not for one that was refused.
+* A submission that a full lane has refused is no job, whichever copies of it come later.
 * At the end the store is consistent, no run is left, and each slot is free.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias, final
 
@@ -26,11 +27,12 @@ import attrs
 import trio
 import trio.testing
 
-from ... import Coalesce, JobCancelledError, LaneConfig, RateLimit
+from ... import Coalesce, JobCancelledError, LaneConfig, LaneFullError, RateLimit
 from .. import (
     BudgetSpentError,
     DurableRun,
     DurableState,
+    DurableStatus,
     JobDeadError,
     JobExpiredError,
     MemoryStore,
@@ -43,8 +45,9 @@ from ._cluster import NO_FAULTS, Cluster, ClusterStore, Faults, open_cluster
 
 OpenStore: TypeAlias = Callable[[], AbstractAsyncContextManager[ClusterStore]]
 
-LANES: Final = {"main": 3, "cron": 1}
+LANES: Final = {"main": 3, "cron": 1, "narrow": 1}
 SESSIONS: Final = (None, "a", "b", "c", "d")
+PAGE: Final = 1_000  # more jobs than any life has
 PATIENT: Final = 1_000.0
 """Seconds after the last fault in which all jobs must have ended."""
 HANDLERS: Final = (
@@ -94,6 +97,7 @@ class _Story:
         self.begun: defaultdict[str, int] = defaultdict(int)  # {session: the last place begun}
         self.fences: Counter[str] = Counter()
         self.results: dict[int, Any] = {}  # {id: payload}
+        self.refused: set[str] = set()  # keys of submissions that are no jobs
         self.joined: set[int] = set()  # numbers of submissions that may have joined a job
         self.ran: set[int] = set()  # the jobs of which a body has begun
         self.children: dict[tuple[int, int], int] = {}  # {(parent, place): id}
@@ -188,13 +192,16 @@ class _Story:
         return payload
 
     async def spends(self, payload: Any) -> Any:
-        with self.body() as run, suppress(BudgetSpentError):
+        with self.body() as run:
             await trio.sleep(self.chance.random())
             assert self.cluster is not None
             quota, change = self.cluster.lanes_of(run).quota(BUDGET), self.chance.choice((-2, 2))
-            # also if the answer is lost, or a late copy of a refused request is admitted
-            self.spent += ESTIMATE
-            spent = await quota.spend(tokens=ESTIMATE, wait=False)
+            self.spent += ESTIMATE  # also if the answer is lost
+            try:
+                spent = await quota.spend(tokens=ESTIMATE, wait=False)
+            except BudgetSpentError:
+                self.spent -= ESTIMATE
+                return payload
             self.above += max(0, change)
             self.spent += max(0, change)
             await spent.settle(tokens=ESTIMATE + change)
@@ -206,6 +213,12 @@ class _Story:
         too_much = used - self.above > BUDGET_CAP + granted or granted > self.granted
         what = f"{used} of the budget are used, {self.spent} were spent, {granted} granted"
         self.wrong += [what] * (too_much or used > self.spent)
+
+    def check_refused(self, jobs: Sequence[DurableStatus]) -> None:
+        """Note which of all jobs were refused."""
+        for job in jobs:
+            if job.key in self.refused:
+                self.say(f"job {job.id} was refused, and is {job.state.value}")
 
     async def stubborn(self, payload: Any) -> Any:
         try:
@@ -226,6 +239,7 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
             {
                 "main": LaneConfig(concurrency=LANES["main"], weights={"gold": 3}),
                 "cron": LaneConfig(concurrency=LANES["cron"], aging=2.0),
+                "narrow": LaneConfig(concurrency=LANES["narrow"], max_waiting=1),
             },
             instances=life.instances,
             seed=life.seed,
@@ -262,6 +276,7 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
                     f"job {status.id} is stuck: {status.state.value}, {status.why} {status.name}"
                     f" on {status.instance}"
                 )
+        story.check_refused(await lanes.jobs(limit=PAGE))
         for quota in (await lanes.statistics(quota=BUDGET)).quotas:
             story.check_budget(int(quota.levels[0].used), int(quota.levels[0].granted))
         story.wrong += (await lanes.check()).problems
@@ -273,7 +288,7 @@ async def _submit(story: _Story, lanes: Any, number: int) -> None:
     session, delay = chance.choice(SESSIONS), chance.choice((0, 0, 0, 0, 3.0))
     arguments: dict[str, Any] = {
         "session": session,
-        "lane": chance.choice(("main", "main", "cron")),
+        "lane": chance.choice(("main", "main", "cron", "narrow")),
         "priority": chance.choice((-1, 0, 0, 1)),
         "key": f"key {number}",
         "key_after": chance.choice(("result_ttl", "failure")),
@@ -294,11 +309,16 @@ async def _submit(story: _Story, lanes: Any, number: int) -> None:
         arguments |= {"key": None, "key_after": "result_ttl", "delay": 0, "coalesce": coalesce}
         delay = coalesce.debounce
         story.joined.add(number)
+    unknown = coalesce is not None
     while True:
         try:
             job = await lanes.submit(name, number, **arguments)
             break
-        except StoreUnavailableError:
+        except LaneFullError:
+            story.refused |= set() if unknown else {arguments["key"]}
+            return
+        except StoreUnavailableError as error:
+            unknown = unknown or error.unknown
             await trio.sleep(0.5)  # with the same key it is the same job
     story.results.setdefault(job.id, number)
     if session is not None and not delay:

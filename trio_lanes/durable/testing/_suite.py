@@ -21,6 +21,7 @@ from ._names import NameStories
 from ._quotas import QuotaStories
 from ._schedules import ScheduleStories
 from ._talk import TalkStories
+from ._tickets import TicketStories
 from ._work import WorkStories
 
 MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
@@ -39,6 +40,7 @@ STORIES: Final = (
     QuotaStories,
     ScheduleStories,
     TalkStories,
+    TicketStories,
 )
 
 

@@ -40,7 +40,7 @@ from .. import (
     Succeeded,
 )
 from ..acts import inspection
-from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend
+from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend, Withdraw
 from ..acts.orders import (
     AbortRun,
     Cancel,
@@ -55,7 +55,7 @@ from ..acts.orders import (
 )
 from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
 from ..acts.schedules import DropSchedule, FireSchedule, PauseSchedule, PutSchedule, SchedulesOf
-from ..store import PAGE, Act
+from ..store import PAGE, REMEMBERED_FOR, Act
 from ._bench import ERROR, STOP, MakeStore, Played
 
 OUTCOMES: Final = (
@@ -123,7 +123,7 @@ OF_REQUEST: Final = frozenset({"release", "served"})
 PLAYS: Final = (
     *("submit", "step", "finish") * 5,
     *("step again", "late step", "lend", "regain", "checkpoint", "crash", "time", "time"),
-    *("emit", "emit", "events", "send", "send", "sent"),
+    *("emit", "emit", "events", "send", "send", "sent", "ask again", "ask again"),
     *("take", "take", "withdraw"),
     *("acquire", "acquire", "release", "release", "served", "served"),
     *("spend", "spend", "spend", "settle"),
@@ -249,6 +249,7 @@ class _TwinLife:
         self.messages: list[tuple[int, int]] = []  # (job, number)
         # what was taken from quotas at once: (name, template, costs)
         self.spent: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.asked: list[tuple[Act[Any], str, float]] = []  # the last acts, tickets and times
         self.wrong: list[str] = []
         self.acts = 0
 
@@ -419,11 +420,28 @@ class _TwinLife:
     async def _do(self, act: Act[Any], times: int = 1) -> Any:
         """Have both do an act on places, so many times: only the first time it does something."""
         ticket = f"{act.name} {self.acts}"
+        self.asked = [*self.asked[-9:], (act, ticket, trio.current_time())]
+        return [await self._ask(act, ticket) for _ in range(times)][-1]
 
+    async def _ask(self, act: Act[Any], ticket: str) -> Any:
         async def do(twin: _Twin) -> object:
             return twin.answer(act, await twin.played.do(twin.real(act), ticket))
 
-        return [await self.both(act.name, do) for _ in range(times)][-1]
+        return await self.both(act.name, do)
+
+    async def _ask_again(self) -> None:
+        """Have both do an act again, after others; or withdraw it, if it took something."""
+        if not self.asked:
+            return
+        act, ticket, asked_at = self.chance.choice(self.asked)
+        if asked_at + REMEMBERED_FOR / 2 < trio.current_time():
+            return  # one of both may have forgotten it
+        if isinstance(act, Spend):
+            await self._do(Withdraw(ticket, act.quota, act.limits, act.costs))
+        elif isinstance(act, Acquire) and self.chance.random() < 0.5:
+            await self._do(Withdraw(ticket, None, (), {}))
+        else:
+            await self._ask(act, ticket)
 
     # ---- what acts are on
 

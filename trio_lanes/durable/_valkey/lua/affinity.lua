@@ -1,8 +1,6 @@
 -- Affinity: the next job of a session is left for a while to the instance that ran the one before. Of a
 -- session, ho:<session> has that incarnation, its home, and when the run ended.
 
-local REMEMBERED_FOR = 300000  -- five minutes; answers of acts, too (see verbs)
-
 local Homes = {}
 Homes.__index = Homes
 

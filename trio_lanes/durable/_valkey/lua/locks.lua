@@ -48,6 +48,20 @@ function WITH_TICKET.release(request, used)
   return { 0, unpack(low and rates.newly_low(ended.line, ended.meters) or {}) }
 end
 
+-- `ticket`: of the act that is withdrawn; `limits`, `meters`, `costs`: JSON.
+function WITH_TICKET.withdraw(ticket, quota, limits, meters, costs)
+  local refused, request, served = unpack(answer_of(ticket) or { 1 })
+  if refused == 0 and request == '0' then
+    local line = 'quota ' .. given(quota)
+    rates.give_back(line, cjson.decode(meters), cjson.decode(costs), tonumber(served))
+    lines.wake_first(line)
+  elseif refused == 0 and request then
+    lines.release(request, false)
+  end
+  keep_answer(ticket, { 1, 'withdrawn' })
+  return { 0 }
+end
+
 -- `limits`, `meters`, `change`: JSON. Less than 0 is given back.
 function WITH_TICKET.settle(quota, limits, meters, at, change, template)
   local less, more = {}, {}

@@ -1,13 +1,7 @@
 -- The acts of one call, one after the other, and their answers.
 --
 -- Each refusal stands before the first write of its act, since a script cannot be undone. An act with
--- a ticket is done once: its answer is kept for REMEMBERED_FOR, under b:<ticket>.
-
-local REMEMBERED  -- by the key of a ticket: the answer that this call has read or given
-
-at_call(function()
-  REMEMBERED = {}
-end)
+-- a ticket is decided once: see tickets.
 
 local function apply(act, verb, arguments)
   if LISTED[verb] then
@@ -16,40 +10,35 @@ local function apply(act, verb, arguments)
   return act(unpack(arguments))
 end
 
--- The same ticket gives the same answer; a refused act can be asked for again. A join that is asked
--- for again prolongs the lease.
+-- The same ticket gives the same answer, a refusal too. A join that is asked for again prolongs the
+-- lease.
 local function once(verb, arguments)
-  local key = ROOT .. 'b:' .. table.remove(arguments, 1)
-  local text = REMEMBERED[key]
-  if text then
-    if verb == 'join' then
-      WRITES.beat(arguments[1], arguments[2])
-    end
-    return cmsgpack.unpack(text)
-  end
-  local answer = apply(WITH_TICKET[verb], verb, arguments)
-  if answer[1] == 0 then
-    REMEMBERED[key] = cmsgpack.pack(answer)
-    call('SET', key, REMEMBERED[key], 'PX', REMEMBERED_FOR)
+  local ticket = table.remove(arguments, 1)
+  local answer = answer_of(ticket)
+  if not answer then
+    answer = apply(WITH_TICKET[verb], verb, arguments)
+    keep_answer(ticket, answer)
+  elseif verb == 'join' then
+    WRITES.beat(arguments[1], arguments[2])
   end
   return answer
 end
 
 -- The acts of the call, {verb, its arguments}, when what is known of their tickets has been read.
 local function read_acts(arguments)
-  local acts, keys, at = {}, {}, FIRST
+  local acts, tickets, at = {}, {}, FIRST
   while at <= #arguments do
     local verb, first, words = arguments[at], at + 2, {}
     for place = first, at + 1 + tonumber(arguments[at + 1]) do
       words[#words + 1] = arguments[place]
     end
     if WITH_TICKET[verb] then
-      keys[#keys + 1] = ROOT .. 'b:' .. words[1]
+      tickets[#tickets + 1] = words[1]
     end
     acts[#acts + 1] = { verb, words }
     at = first + #words
   end
-  read_each(keys, function(place, text) REMEMBERED[keys[place]] = text end)
+  read_answers(tickets)
   return acts
 end
 
