@@ -85,7 +85,7 @@ class Guest(EngineStore):
             nonlocal elsewhere
             mine.now = host.now
             try:
-                result = mine.once(ticket, act)
+                result = act(mine)
                 host.accepted += mine.accepted
                 host.news += mine.news
                 host.look = host.look or mine.look
@@ -94,7 +94,7 @@ class Guest(EngineStore):
             finally:
                 mine.forget_effects()
 
-        result = await self._host.store._transact(call)
+        result = await self._host.store._transact(call, ticket)
         if elsewhere:
             for guest in self._host.store.guests:
                 if guest is not self:
