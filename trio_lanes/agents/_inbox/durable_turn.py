@@ -95,6 +95,8 @@ turn of the message takes it meanwhile."""
 class DurableTurn(BaseTurn):
     """One attempt of a turn of a `DurableInbox`; it is a `Run`. Only `inbox_handler` makes turns.
 
+    A store that is away delays a turn, and fails none: see `~trio_lanes.durable.DurableRun`.
+
     Attributes:
       id: the id of the turn, in all attempts: that of the message whose job it is. Begin the turn
         of a conversation with it, and take out by it what a former attempt has written.
@@ -153,7 +155,6 @@ class DurableTurn(BaseTurn):
 
         Raises:
           PayloadError: if ``data`` is not JSON, or too large together with the messages.
-          StoreUnavailableError: if the store could not keep it.
         """
         await self._write("data", data)
         self.checkpoint_data = data
@@ -190,7 +191,6 @@ class DurableTurn(BaseTurn):
         Raises:
           TypeError, ValueError: for a call without an id, or a bad timeout.
           PayloadError: if the question is not JSON, or larger than 64 KiB.
-          StoreUnavailableError: if the store could not keep the question or the decision.
         """
         _check.seconds("timeout", timeout)
         id = call_id(call)
@@ -284,9 +284,6 @@ class DurableTurn(BaseTurn):
         The list begins with the steers that former attempts of the turn had taken and this attempt
         has not returned yet; it ends with the messages of registries. It is empty while compacting.
         If the call is cancelled, the next call or the next attempt returns the steers.
-
-        Raises:
-          StoreUnavailableError: if the store could not do it.
         """
         if self.is_compacting:
             await trio.lowlevel.checkpoint()

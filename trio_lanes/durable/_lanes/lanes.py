@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from operator import attrgetter
+from functools import partial
 from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
@@ -65,7 +66,7 @@ from .._options.submission import (
     checked_priority,
 )
 from .._runs.job import DurableJob
-from .._runs.run import SendsHeaders
+from .._runs.run import SendsHeaders, asked
 from .._runs.worker import Handler
 from .._sql.weak_values import WeakValues
 from ..acts import inspection, orders
@@ -842,7 +843,7 @@ class DurableLanes(HasEnd):
 
     async def instances(self) -> list[InstanceInfo]:
         """Return the instances that claim jobs from the store."""
-        return await self._store.look(inspection.AllInstances())
+        return await asked(self._store, partial(self._store.look, inspection.AllInstances()))
 
     async def check(self, repair: bool = False) -> CheckReport:
         """Check the store for contradictions, and repair them if ``repair`` is True.

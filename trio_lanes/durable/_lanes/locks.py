@@ -32,7 +32,7 @@ from .._contract.protocol import Store
 from .._contract.records import left_of
 from .._options.names import checked_name
 from .._options.submission import checked_amount
-from .._runs.run import current_job
+from .._runs.run import asked, current_job
 from .._runs.worker import AGAIN_AFTER, Worker
 from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend, Withdraw
 
@@ -143,26 +143,27 @@ class Requests:
         while True:
             term, ticket = self._worker.term, new_ticket()
             try:
-                asked = await self._store.do(act, ticket)
+                made = await asked(self._store, partial(self._store.do, act, ticket))
             except StoreUnavailableError as error:
                 if error.unknown:
                     of = (act.quota, act.limits, act.costs) if isinstance(act, Spend) else _A_LOCK
                     self._do_later(partial(self._store.do, Withdraw(ticket, *of), new_ticket()))
                 raise
-            if asked is None:
+            if made is None:
                 await trio.sleep(AGAIN_AFTER)  # until this instance has a lease again
                 continue
-            request, served, *low = asked
+            request, served, *low = made
             used = False
             try:
-                got = await self._store.served(request) if served is None else served
+                if served is None:
+                    served = await asked(self._store, partial(self._store.served, request))
                 # what was taken at once is no request, and the end of the lease changes nothing
                 used = not request or term == self._worker.term
             finally:
                 if request and not used:
                     await self._release(request, used=False)
-            if got is not None and used:
-                return request, got, low[0] if low else ()
+            if served is not None and used:
+                return request, served, low[0] if low else ()
 
     async def _release(self, request: int, *, used: bool) -> Sequence[str]:
         release = partial(self._store.do, Release(request, used), new_ticket())

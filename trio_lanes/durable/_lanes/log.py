@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Final, final
 
 import attrs
@@ -14,7 +15,7 @@ from .._contract.act import new_ticket
 from .._contract.errors import LockLostError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._options.json_text import decode, encode
-from .._runs.run import current_job
+from .._runs.run import asked, current_job
 from .._runs.worker import AGAIN_AFTER, Worker
 from ..acts.logs import DropLog, LogPage, WriteLog
 
@@ -59,6 +60,7 @@ class DurableLog:
         If it raises, or is cancelled, nothing was added, except after `StoreUnavailableError` with
         ``unknown``. A write without an answer is repeated, uncancelled, until its answer comes, the
         lease of this instance is lost, or for a minute. It is the same write, so it is done once.
+        In a run it is repeated as the writes of the run are: see `DurableRun`.
 
         Raises:
           PayloadError: if ``data`` is not JSON, or larger than the store's ``max_payload``.
@@ -75,11 +77,11 @@ class DurableLog:
         if run is not None and run._disowned:
             await trio.lowlevel.checkpoint()
             raise JobCancelledError("the run was lost")
-        unknown = False
+        unknown, write = False, partial(self._store.do, WriteLog(self.name, text), ticket)
         while True:
             try:
                 with trio.CancelScope(shield=unknown):
-                    number = await self._store.do(WriteLog(self.name, text), ticket)
+                    number = await asked(self._store, write)
             except StoreUnavailableError as error:
                 unknown = unknown or error.unknown
                 if not unknown or term != worker.term or trio.current_time() >= until:
@@ -101,7 +103,8 @@ class DurableLog:
         """
         after = max(0, min(_check.whole("after", after), UNUSED_NUMBER))
         most, found = _check.count("limit", limit), list[LogRecord]()
-        while page := await self._store.look(LogPage(self.name, after)):
+        look = self._store.look
+        while page := await asked(self._store, partial(look, LogPage(self.name, after))):
             left = page if most == math.inf else page[: int(most) - len(found)]
             found += [LogRecord(number, by, decode(text)) for number, by, text in left]
             after = page[-1][0]

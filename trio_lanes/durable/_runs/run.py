@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, final, runtime_checkable
+from functools import partial
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    final,
+    runtime_checkable,
+)
 
 import trio
 
 from ... import JobCancelledError
 from ... import current_job as _current_core_job
 from ..._config import check as _check
-from .._contract.act import new_ticket
+from .._contract.act import Act, new_ticket
+from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import Claim, QueuedJob, SubmittedJob
 from .._options.json_text import decode, encode, small
@@ -27,7 +39,10 @@ if TYPE_CHECKING:
     from ... import Job
     from .worker import Worker
 
+T = TypeVar("T")
 
+AGAIN_AFTER: Final = 0.5
+"""Seconds between two tries of a store that is not available."""
 _LOST: Final = "the run was lost: its instance lost its lease, and the job is run again"
 
 
@@ -50,6 +65,11 @@ class SendsHeaders(Protocol):
 @final
 class DurableRun:
     """One run of a job, from its claim to its finish.
+
+    A store that is away delays a run, and fails none: each method asks again, by the same ticket
+    where it writes, until the store answers, or the run is lost with the lease of its instance or
+    given back by a drain. Then the run is cancelled, and the job is run again. While a write may
+    have been done, the call waits for its answer, cancelled or not.
 
     Attributes:
       id: the job's number.
@@ -107,11 +127,10 @@ class DurableRun:
 
         Raises:
           PayloadError: if ``data`` is not JSON, or larger than the store's ``max_payload``.
-          StoreUnavailableError: if the store could not keep it.
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = encode("checkpoint data", data, self._store.max_payload)
-        if not await self._store_in_trio.do(Checkpoint(self.id, self.fence, text), new_ticket()):
+        if not await self._do(Checkpoint(self.id, self.fence, text)):
             await self._lost()
         self.checkpoint_data = decode(text)
 
@@ -121,15 +140,12 @@ class DurableRun:
         They wait, are parked or run, and are in order of their ids; this run's job is among them.
         They are fewer than ``limit`` if their payloads are more than 4 MiB together. A run without
         a session gets an empty list.
-
-        Raises:
-          StoreUnavailableError: if the store could not be read.
         """
         limit = _check.whole("limit", limit)
         if self.session is None or limit < 1:
             await trio.lowlevel.checkpoint()
             return []
-        return await self._store_in_trio.look(QueueOf(self.session, limit))
+        return await self._insist(partial(self._store_in_trio.look, QueueOf(self.session, limit)))
 
     async def take(self, jobs: Mapping[int, str], data: object) -> bool:
         """Take jobs that wait in this run's session, and store ``data`` as `checkpoint` does.
@@ -148,7 +164,6 @@ class DurableRun:
 
         Raises:
           PayloadError: if ``data`` is not JSON, or larger than the store's ``max_payload``.
-          StoreUnavailableError: if the store could not do it.
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = encode("checkpoint data", data, self._store.max_payload)
@@ -156,7 +171,7 @@ class DurableRun:
             _check.whole("id", id): json.dumps({"by": self.id, "reason": reason})
             for id, reason in jobs.items()
         }
-        done = await self._store_in_trio.do(Take(self.id, self.fence, text, taken), new_ticket())
+        done = await self._do(Take(self.id, self.fence, text, taken))
         if done is None:
             await self._lost()
         if done:
@@ -172,7 +187,7 @@ class DurableRun:
         job = SubmittedJob(
             name=self.name, payload=text, session=self.session, lane=self.lane, key=key
         )
-        return (await self._store_in_trio.do(Enqueue([job]), new_ticket()))[0]
+        return (await self._do(Enqueue([job])))[0]
 
     async def emit(self, event: object) -> int:
         """Say something about this run to tasks that read `DurableJob.events`. A checkpoint.
@@ -185,11 +200,10 @@ class DurableRun:
 
         Raises:
           PayloadError: if ``event`` is not JSON, or too large.
-          StoreUnavailableError: if the store could not keep it.
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         text = small("an event", event)
-        number = await self._store_in_trio.do(EmitEvent(self.id, self.fence, text), new_ticket())
+        number = await self._do(EmitEvent(self.id, self.fence, text))
         if number is None:
             await self._lost()
         return number
@@ -209,7 +223,6 @@ class DurableRun:
 
         Raises:
           trio.BusyResourceError: if another task of this run is taking messages.
-          StoreUnavailableError: if the store could not be asked.
           JobCancelledError: if this run was lost, and the code is shielded from cancellation.
         """
         return _Messages(self)
@@ -220,7 +233,8 @@ class DurableRun:
             raise trio.BusyResourceError("another task of this run is taking messages")
         self._receiving = True
         try:
-            found = await self._store_in_trio.receive(self.id, self.fence, self._received)
+            receive = partial(self._store_in_trio.receive, self.id, self.fence, self._received)
+            found = await self._insist(receive)
         finally:
             self._receiving = False
         if found is None:
@@ -232,11 +246,8 @@ class DurableRun:
         """End this run's job as cancelled, for good, as `DurableLanes.cancel` does. A checkpoint.
 
         The cancellation is recorded when this returns; soon this run is cancelled.
-
-        Raises:
-          StoreUnavailableError: if the store could not record it.
         """
-        await self._store_in_trio.do(Cancel(self.id, json.dumps({"reason": reason})), new_ticket())
+        await self._do(Cancel(self.id, json.dumps({"reason": reason})))
 
     def progress(self) -> None:
         """Report that the work goes on, as `trio_lanes.Job.progress` does. Not a checkpoint."""
@@ -256,8 +267,7 @@ class DurableRun:
         self._lending += 1
         try:
             if self._lending == 1:
-                lent = await store.do(LendSlot(self.id, self.fence), new_ticket())
-                if not lent:
+                if not await self._do(LendSlot(self.id, self.fence)):
                     await self._lost()
             yield
         finally:
@@ -266,10 +276,12 @@ class DurableRun:
                 with trio.CancelScope(shield=True):
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._worker.next_step()
-                    while await store.do(regain, new_ticket()) is False:
+                    while not (has := await _has_regained(store, regain)):
                         if self._given_up:
                             break
-                        await stepped.wait()
+                        # of a store that is away no step may come
+                        with trio.move_on_after(math.inf if has is False else AGAIN_AFTER):
+                            await stepped.wait()
                         if self._lending > 0:
                             break  # another task has lent it since, and will take it back
                         stepped = self._worker.next_step()
@@ -301,6 +313,30 @@ class DurableRun:
     def children_ended(self) -> tuple[int, int]:
         """Of how many of its children this run has seen the end, and how many it has submitted."""
         return self._children_seen
+
+    def _do(self, act: Act[T]) -> Awaitable[T]:
+        """Have the store do an act of this run."""
+        return self._insist(partial(self._store_in_trio.do, act, new_ticket()))
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call of the store, again while the store is away, until it has an answer.
+
+        A run may not fail because its store is away: that has nothing to do with its job. Without
+        the lease the run is not the job's any more, and with the drain it is given back; the next
+        run begins then with what the store has.
+        """
+        term, unknown = self._worker.term, False
+        while True:
+            try:
+                # what may have been done has an answer that the caller has to know
+                with trio.CancelScope(shield=unknown):
+                    return await call()
+            except StoreUnavailableError as error:
+                unknown = unknown or error.unknown
+            if term != self._worker.term:
+                await self._lost()
+            with trio.CancelScope(shield=unknown):
+                await trio.sleep(AGAIN_AFTER)
 
     async def _lost(self) -> NoReturn:
         """Cancel this run, since the store may have given its job to another."""
@@ -334,3 +370,19 @@ def current_job() -> DurableRun | None:
     job = _current_core_job()
     run = None if job is None else job.meta
     return run if isinstance(run, DurableRun) else None
+
+
+async def asked(store: Store, call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call of a store: once, or inside of a run of that store as the run's own calls."""
+    run = current_job()
+    if run is None or run._store is not store:
+        return await call()
+    return await run._insist(call)
+
+
+async def _has_regained(store: Store, regain: RegainSlot) -> bool | None:
+    """Ask for the slot; False: none is free, None: the store is away."""
+    try:
+        return await store.do(regain, new_ticket()) is not False
+    except StoreUnavailableError:
+        return None

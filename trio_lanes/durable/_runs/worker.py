@@ -45,6 +45,7 @@ from .._options.json_text import decode, encode, encode_error, error_line
 from .._options.retry import RetryPolicy, again
 from . import events
 from .job import DurableJob
+from .run import AGAIN_AFTER as AGAIN_AFTER
 from .run import DurableRun
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -56,8 +57,6 @@ MAX_STEP: Final = 500
 MAX_ENDS_AHEAD: Final = 50
 """How many runs a step ends at most, if the next can be asked ahead: of runs that end at the same
 time, the store ends some while this process goes on with the others."""
-AGAIN_AFTER: Final = 0.5
-"""Seconds between two tries of a store that is not available."""
 GIVE_UP_AFTER: Final = 5.0
 """Seconds for which a store that is not available delays the end of the lanes."""
 
