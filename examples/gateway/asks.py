@@ -146,7 +146,12 @@ class Reach:
     Args:
       abort: stops the turn.
       turn: the turn of an inbox of this process, if it is one.
+
+    Attributes:
+      begins_again: whether what the store says ends no response: the turn is attempted anew.
     """
+
+    begins_again = False
 
     def __init__(self, abort: Callable[[str], object] = bool, turn: Turn | None = None) -> None:
         self.abort: Final = abort

@@ -28,6 +28,7 @@ from ..openai_api.items import asked_in, is_approval, once, outputs_of
 from ..openai_api.wire import Answer, Json, session_of
 from .asks import TURNS as TURNS
 from .asks import Ask, Elsewhere, Live, Pending, Reach, joined
+from .patience import AWAY, Patient
 from .rounds import Rounds
 
 PLACED: Final = "placed"  # a lane without a limit, for jobs whose place counts elsewhere
@@ -233,7 +234,8 @@ class Engine:
             live.join(ask.answer, **more)
         status, why = "cancelled", problem("")
         is_kept = any(ask.is_kept for ask in asks)
-        store = self.store if is_kept else parts.MemoryTranscript()
+        patient = Patient(self.store)  # a store that is away for a while delays a turn
+        store: Any = patient if is_kept else parts.MemoryTranscript()
         try:
             with trio.move_on_after(self.turn_timeout) as limit:
                 contents = [ask.content for ask in asks]
@@ -244,7 +246,7 @@ class Engine:
                         if not ask.messages:
                             past: Sequence[parts.Message] = exchange.history
                             if not is_kept:
-                                past = await Conversation(session, self.store).messages()
+                                past = await Conversation(session, patient).messages()
                             history = self._histories.read(session, past, ask.previous, live.ids)
                         await Rounds(self, session, exchange, live, reach, ask, history).run()
                     finally:
@@ -256,7 +258,8 @@ class Engine:
         except ModelError as error:
             status, why = "failed", of_model(error)
         except Exception as error:
-            status, why = "failed", problem(f"the gateway failed: {type(error).__name__}")
+            if not (reach.begins_again and isinstance(error, AWAY)):
+                status, why = "failed", problem(f"the gateway failed: {type(error).__name__}")
             raise
         finally:
             live.end(status, why)

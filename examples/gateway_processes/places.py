@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from trio_lanes import Job, LaneError, Lanes
-from trio_lanes.durable import DurableLanes
+from trio_lanes.durable import DurableLanes, StoreError, StoreUnavailableError
 
-from ..gateway.backlog import OPEN, WITHDRAW_SECONDS
+from ..gateway.backlog import OPEN, ROOM_SECONDS, WITHDRAW_SECONDS
 from ..gateway.engine import PLACED, TURNS
 from ..openai_api.wire import new_id
 
@@ -50,14 +51,20 @@ class Places:
         begun, over = self._wanted[id] = trio.Event(), trio.Event()
         job = None
         try:
-            job = await self.durable.submit(self.handler, id, lane=TURNS)
+            submit = partial(self.durable.submit, self.handler, id, lane=TURNS, key=id)
+            while job is None:
+                try:
+                    job = await submit()
+                except StoreUnavailableError:  # the client waits as long as it likes
+                    await trio.sleep(ROOM_SECONDS)
             await begun.wait()
             yield
         finally:
             over.set()
             del self._wanted[id]
             if job is not None and not begun.is_set():
-                with trio.move_on_after(WITHDRAW_SECONDS, shield=True):
+                # a run of what is not withdrawn ends at once, since nobody wants its place
+                with suppress(StoreError), trio.move_on_after(WITHDRAW_SECONDS, shield=True):
                     await self.durable.cancel(job.id)
 
     async def hold(self, id: str) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 
 import trio
 
-from trio_lanes import JobCancelledError, LaneError, LaneFullError
+from trio_lanes import JobCancelledError, LaneFullError
 from trio_lanes.agents import (
     ActionGate,
     DurableInbox,
@@ -32,7 +32,13 @@ from trio_lanes.agents import (
     WhenBusy,
     inbox_handler,
 )
-from trio_lanes.durable import JobTakenError, ResultGoneError, StoreError
+from trio_lanes.durable import (
+    DurableJobError,
+    JobExpiredError,
+    JobTakenError,
+    ResultGoneError,
+    StoreError,
+)
 
 from ..gateway.asks import Ask, Elsewhere, Pending
 from ..gateway.backlog import OPEN, ROOM_SECONDS, Backlog, answer_of
@@ -247,7 +253,7 @@ class SharedBacklog(Backlog, Elsewhere):
             except StoreError as error:  # tried again
                 logger.warning("the end of a response is not known yet: %s", error)
                 await trio.sleep(ROOM_SECONDS)
-            except LaneError as error:
+            except (DurableJobError, JobExpiredError, ResultGoneError) as error:
                 ends.append(("failed", str(error)))
 
     async def _cancel(self, answer: Answer, found: Found, reason: str) -> None:

@@ -18,7 +18,7 @@ import trio
 
 from trio_lanes import LaneError
 from trio_lanes.agents import Conversation, ConversationTurn, DurableTurn, Message
-from trio_lanes.durable import DurableLanes, Retry, StoreUnavailableError
+from trio_lanes.durable import DurableLanes, Retry
 
 from ..chat_agent.model import ToolCall
 from ..gateway.asks import Ask, Live, Pending, Reach
@@ -35,6 +35,8 @@ LATE: Final = "the turn does not wait for these outputs any more"
 
 class SharedReach(Reach):
     """One run of a turn, and how it reaches all processes."""
+
+    begins_again = True
 
     def __init__(
         self, turn: DurableTurn, engine: Engine, durable: DurableLanes, folder: Path
@@ -168,13 +170,7 @@ class SharedReach(Reach):
     # ---- what comes meanwhile
 
     async def _hear(self) -> None:
-        messages = self._turn.run.messages()
-        while True:
-            try:
-                message = await anext(messages)
-            except StoreUnavailableError:
-                await trio.sleep(ROOM_SECONDS)
-                continue
+        async for message in self._turn.run.messages():
             if (id := message.get("cancel")) in self._answers:
                 self._answers[id].cancel(message["reason"])
             elif id is not None:

@@ -51,18 +51,22 @@ class Process(Gateway):
 
 @asynccontextmanager
 async def several(
-    upstream: Upstream, folder: Path, *options: str, count: int = 2
+    upstream: Upstream,
+    folder: Path,
+    *options: str,
+    count: int = 2,
+    store: MemoryStore | None = None,
 ) -> AsyncIterator[list[Process]]:
     """Open the processes: two turns at once over all of them, unless options say so."""
     chosen = parser().parse_args(["--limit", "2", "--grace", "0", *options])
     chosen.durable = folder
-    store = MemoryStore()
+    first = MemoryStore() if store is None else store
 
     async def run(store: MemoryStore, task_status: trio.TaskStatus[Process]) -> None:
         with trio.CancelScope() as scope:
             async with (
                 open_toolbox(chosen.tool_timeout, chosen.mcp) as tools,
-                httpx2.AsyncClient() as client,
+                httpx2.AsyncClient(verify=False) as client,
                 open_lanes(lanes_of(chosen)) as lanes,
                 trio.open_nursery() as beside,
             ):
@@ -76,9 +80,9 @@ async def several(
                     await trio.sleep_forever()
 
     async def another() -> Process:
-        return cast("Process", await nursery.start(run, store.another()))
+        return cast("Process", await nursery.start(run, first.another()))
 
     with patch("trio.to_thread.run_sync", _at_once):
         async with trio.open_nursery() as nursery:
-            yield [await nursery.start(run, store), *[await another() for _ in range(count - 1)]]
+            yield [await nursery.start(run, first), *[await another() for _ in range(count - 1)]]
             nursery.cancel_scope.cancel()

@@ -24,7 +24,6 @@ from trio_lanes.durable import (
     DurableRun,
     DurableStatus,
     ResultGoneError,
-    StoreUnavailableError,
     current_job,
 )
 
@@ -216,7 +215,7 @@ async def _hear(job: DurableRun, hand: _Hand) -> None:
     while True:
         try:
             message = await anext(messages)
-        except (StoreUnavailableError, trio.BusyResourceError):
+        except trio.BusyResourceError:
             await trio.sleep(_LISTEN_AGAIN)
             continue
         kind = message.get(_KIND) if isinstance(message, dict) else None

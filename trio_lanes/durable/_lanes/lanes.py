@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
-from operator import attrgetter
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar, final
 
 import attrs

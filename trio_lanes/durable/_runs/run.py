@@ -266,9 +266,8 @@ class DurableRun:
         # counted before the call: a task that takes the slot back meanwhile must see this lender
         self._lending += 1
         try:
-            if self._lending == 1:
-                if not await self._do(LendSlot(self.id, self.fence)):
-                    await self._lost()
+            if self._lending == 1 and not await self._do(LendSlot(self.id, self.fence)):
+                await self._lost()
             yield
         finally:
             self._lending -= 1

@@ -1,0 +1,95 @@
+"""A store that is away delays an accepted response, and never makes it a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from examples.chat_agent.model import ToolCall
+from tests.support.away import AWAY_SECONDS, Absence, AwayStore
+from trio_lanes.agents import JsonlTranscript
+
+from .inside import Gateway, Script, inside
+from .several import several
+from .test_several import TOOL, ask, end, outputs_of, said, text_of
+
+WRITES = (
+    "acquire", "write_log", "checkpoint", "lend_slot", "regain_slot", "take",
+)  # fmt: skip
+READS = ("queue_of", "receive", "log_page", "all_instances")
+HERE = {"type": "mcp", "server_label": "gateway"}
+
+
+async def once_it_is_back(gateway: Gateway, body: Any) -> Any:
+    """Make a request until it is accepted; meanwhile it is refused, having changed nothing."""
+    while True:
+        reply = await gateway.request("POST", "/v1/responses", body)
+        if reply.status == 200:
+            return reply.body
+        assert reply.status == 503, reply.raw
+        assert reply.body["error"]["code"] == "store_unavailable"
+        await trio.sleep(0.5)
+
+
+@pytest.mark.parametrize("seconds", AWAY_SECONDS)
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("name", [*WRITES, *READS])
+async def test_a_store_that_is_away_delays_a_response_and_never_makes_it_a_failure(
+    name: str, unknown: bool, seconds: float, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    absence = Absence(name, seconds, unknown and name in WRITES)
+    calls = [ToolCall("1", "time", "{}"), ToolCall("2", "get_weather", "{}")]
+    model = Script([1.0, "wait"], [calls[0]], [calls[1]], ["it is sunny"], ["and more"])
+    store = AwayStore.made(absence)
+    async with several(model, tmp_path, "--limit", "1", store=store) as (one, two):
+        await ask(one, "in front", "another")
+        first = await ask(one, "how is it?", tools=[HERE, TOOL])
+        steer = await ask(two, "and there?", mode="steer")
+        absence.armed = True
+        asked = await end(two, first)
+        assert asked["status"] == "completed", asked["error"]
+        answered = asked
+        if any(item["type"] == "function_call" for item in asked["output"]):
+            # else the turn was attempted anew, and the model has said something else
+            body = outputs_of(asked, background=True)
+            answered = await end(one, await once_it_is_back(two, body))
+            assert answered["status"] == "completed", answered["error"]
+        steered = await end(one, steer)
+        assert steered["status"] == "completed", steered["error"]
+        assert absence.back_at is not None
+        await trio.sleep_until(absence.back_at)
+        assert {"it is sunny", "and more"} & {*text_of(answered), *text_of(steered)}
+        texts = await said(two)
+        assert texts[0] == "how is it?"
+        assert texts.count("and there?") == 1
+
+
+@pytest.mark.parametrize("name", ["load", "append"])
+@pytest.mark.parametrize("seconds", AWAY_SECONDS)
+async def test_a_folder_that_cannot_be_used_for_a_while_delays_a_response(
+    seconds: float, name: str, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    full_until, works = 0.0, getattr(JsonlTranscript, name)
+
+    async def maybe(*args: Any) -> Any:
+        if trio.current_time() < full_until:
+            await trio.lowlevel.checkpoint()
+            raise OSError(28, "No space left on device")
+        return await works(*args)
+
+    with patch.object(JsonlTranscript, name, maybe):
+        async with inside(Script(["well"]), durable=tmp_path) as gateway:
+            full_until = trio.current_time() + seconds
+            for more in ({"background": True}, {}):
+                body = {"input": "hello", "conversation": "c", **more}
+                reply = await gateway.request("POST", "/v1/responses", body)
+                assert reply.status == 200
+                path = f"/v1/responses/{reply.body['id']}?stream=true"
+                async with gateway.stream("GET", path) as events:
+                    last = [event async for event in events][-1]
+                assert last["type"] == "response.completed"
