@@ -95,7 +95,6 @@ async def test_another_thread_cannot_wait_for_a_job() -> None:
         lambda lanes, job: job.wait_started(),
         lambda lanes, job: lanes.map(nothing, []).__aenter__(),
         lambda lanes, job: lanes.open_nursery().__aenter__(),
-        lambda lanes, job: open_lanes().__aenter__(),
     ],
 )
 def test_another_loop_is_refused_and_hears_of_the_portal(
@@ -112,6 +111,25 @@ def test_another_loop_is_refused_and_hears_of_the_portal(
         asyncio.run(elsewhere())
         assert lanes.jobs() == [job]
         runner.run(manager.__aexit__(None, None, None))
+
+
+def test_lanes_of_another_loop_of_the_thread_are_refused_by_the_true_cause() -> None:
+    """As a fixture of a module and tests with loops of their own, in turns."""
+
+    async def elsewhere() -> str:
+        async with open_lanes() as lanes:
+            return await lanes.run(asyncio.sleep, 0, "value")
+
+    manager = open_lanes()
+    with asyncio.Runner() as runner:
+        lanes = runner.run(manager.__aenter__())
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"another asyncio loop.*one run of Trio's"):
+                asyncio.run(elsewhere())
+        assert runner.run(lanes.run(asyncio.sleep, 0, 5)) == 5
+        assert runner.run(elsewhere()) == "value"
+        runner.run(manager.__aexit__(None, None, None))
+    assert asyncio.run(elsewhere()) == "value"
 
 
 async def test_a_portal_refuses_a_number_or_a_coroutine_in_asyncios_words_in_all_threads() -> None:

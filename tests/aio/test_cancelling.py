@@ -1,12 +1,22 @@
 """`asyncio.Task.cancel` at any point of a caller, and the block of the lanes."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from trio_lanes import Job, JobCancelledError, JobState, LaneConfig, LaneInstrument, current_job
+from trio_lanes import (
+    Job,
+    JobCancelledError,
+    JobState,
+    LaneConfig,
+    LaneInstrument,
+    LanesClosedError,
+    current_job,
+)
 from trio_lanes.aio import Lanes, open_lanes
 
 pytestmark = pytest.mark.asyncio_only
@@ -250,6 +260,57 @@ async def test_a_caller_may_be_cancelled_at_each_turn_of_the_loop(
             assert not any(lane.limiter.borrowed_tokens for lane in lanes.lanes())
         assert turns > 10
     assert len(ends.settled) == len(set(ends.settled)) == len(ends.submitted)
+
+
+@pytest.mark.parametrize("ends", ["an error", "a timeout", "a task factory"])
+async def test_a_failure_that_closes_the_lanes_for_good_is_one_line_in_the_log(
+    ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A web server serves on then, and each request is a `LanesClosedError`."""
+
+    async def fails(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        raise KeyError("failed")
+
+    def factory(*args: Any, **options: Any) -> Any:
+        raise KeyError("failed")
+
+    loop = asyncio.get_running_loop()
+    with suppress(ExceptionGroup):
+        async with open_lanes() as lanes:
+            await lanes.run(asyncio.sleep, 1)
+            if ends == "a task factory":
+                loop.set_task_factory(factory)
+            lanes.start_soon(fails, 1, timeout=0.5 if ends == "a timeout" else 5)
+            loop.set_task_factory(None)
+            if ends == "an error":
+                lanes.start_soon(fails, 1)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(2)
+            for _ in range(2):
+                with pytest.raises(LanesClosedError):
+                    lanes.submit_nowait(asyncio.sleep, 0)
+    raised = "JobTimeoutError" if ends == "a timeout" else "KeyError"
+    (line,) = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert f"lanes are closed for good since job 2 raised {raised}" in line
+    assert line.endswith("each call is now a LanesClosedError")
+
+
+async def test_a_failure_in_lanes_that_are_left_already_is_no_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fails() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            raise KeyError("failed")
+
+    with pytest.raises(ExceptionGroup):
+        async with open_lanes() as lanes:
+            lanes.start_soon(fails)
+            await asyncio.sleep(1)
+            raise ValueError
+    assert not [one for one in caplog.records if "for good" in one.getMessage()]
 
 
 async def test_a_failure_of_start_soon_cancels_the_block_as_a_task_group_does() -> None:

@@ -27,7 +27,7 @@ class Closing:
         self.begun: Final = trio.Event()
         self.over: Final = trio.Event()  # they are shut
         self._refusal: LanesClosedError | None = None  # the error for new work, once it is refused
-        self._refused = 0  # submissions
+        self.is_logged = False  # whether the log says that work is refused, and why
 
     def begin(self, reason: str, retry_after: float | None) -> None:
         """Refuse new work from outside from now on."""
@@ -51,7 +51,7 @@ class Closing:
 
     def refuse(self) -> LanesClosedError:
         """Return the error for a submission that is refused; log the first refusal."""
-        self._refused += 1
-        if self._refused == 1:
+        if not self.is_logged:
+            self.is_logged = True
             logger.warning("refusing new work: %s", self._refusal)
         return self.error()

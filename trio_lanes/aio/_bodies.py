@@ -15,6 +15,7 @@ is theirs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Iterator
 from functools import partial
@@ -32,6 +33,8 @@ from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
 from ._bridge import without
 from ._guest import new_task, own_turn
+
+logger: Final = logging.getLogger("trio_lanes")
 
 _NOT_RETURNED: Final = object()
 
@@ -65,8 +68,11 @@ class AsyncioBodies:
 
     def _has_no_task(self, job: AnyJob, error: BaseException) -> None:
         """The body of ``job`` ends before it has begun, by ``error``."""
+        were_shut = self.scheduler.closing.shut
         if job._state is RUNNING:  # else it was reset
-            self._let_leave(self.scheduler.raised(job, shortened(error, __file__)))
+            leaves = self.scheduler.raised(job, shortened(error, __file__))
+            if leaves is not None:
+                self._let_leave(job, leaves, were_shut=were_shut)
 
     async def _keep(self) -> None:
         """Stand for the bodies in the lanes' nursery."""
@@ -86,11 +92,12 @@ class AsyncioBodies:
     def ended(self, body: AsyncioBody) -> None:
         """The task of ``body`` has ended."""
         task, job, scheduler = body.task, body.job, self.scheduler
+        were_shut = scheduler.closing.shut
+        leaves: BaseException | None = None
         del self.running[body], scheduler.running[job]
         error = None if task.cancelled() else task.exception()
         if error is not None:
             error = without(asyncio.CancelledError, shortened(error, __file__))
-        leaves: BaseException | None = None
         if not body.has_begun and job._state is not RUNNING:
             pass  # it was reset before
         elif body.value is not _NOT_RETURNED:  # also if it cancelled its task itself
@@ -105,14 +112,22 @@ class AsyncioBodies:
             scheduler.judge(job, Verdict(CANCELLED, cancelled), cancelled)
         else:
             leaves = scheduler.interrupted(job)
-        self._let_leave(leaves)
+        if leaves is not None:
+            self._let_leave(job, leaves, were_shut=were_shut)
         if not self.running and scheduler.closing.shut:
             self._end.set()
 
-    def _let_leave(self, error: BaseException | None) -> None:
-        """Have ``error`` leave the lanes' nursery, if it is one."""
-        if error is not None:
-            self.scheduler.spawn(partial(_leave, error))
+    def _let_leave(self, job: AnyJob, error: BaseException, *, were_shut: bool) -> None:
+        """Have ``error``, which has shut the lanes unless they were, leave their nursery."""
+        if not were_shut:  # a web server may serve on, though the block of the lanes is left
+            self.scheduler.closing.is_logged = True
+            logger.error(
+                "lanes are closed for good since job %d raised %r; "
+                "each call is now a LanesClosedError",
+                job.id,
+                error,
+            )
+        self.scheduler.spawn(partial(_leave, error))
 
 
 @final

@@ -245,6 +245,15 @@ class Hosted(AbstractAsyncContextManager[T]):
             del self._ended, result, error, cancelled
 
 
+@final
+class HostedInside(Hosted[T]):
+    """A context manager of lanes that are open: it is entered in their loop only."""
+
+    async def __aenter__(self) -> T:
+        check_loop()
+        return await super().__aenter__()
+
+
 async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Await ``fn(*args)``, of asyncio's, in a task of Trio's: as a task of the loop, in the same
     job.

@@ -25,7 +25,7 @@ from ..durable import DurableLanes, DurableRun, Store
 from ..durable import current_job as current_run
 from ..durable import open_durable_lanes as open_trio_lanes
 from ._bodies import awaited
-from ._bridge import Hosted, call, in_asyncio
+from ._bridge import Hosted, HostedInside, call, in_asyncio
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class _Door:
         if not ismethod(value):
             return _at_door(value)
         if name in ("children", "lock", "yield_slot"):
-            return lambda *args, **options: Hosted(value(*args, **options), _at_door)
+            return lambda *args, **options: HostedInside(value(*args, **options), _at_door)
         return partial(_awaited if iscoroutinefunction(value) else _called, value)
 
     def __aiter__(self) -> _Door:

@@ -26,6 +26,7 @@ import gc
 import logging
 import math
 import os
+import sys
 import threading
 import warnings
 from collections import deque
@@ -46,6 +47,14 @@ T = TypeVar("T")
 _LEFT_OPEN: Final = (
     "an asyncio loop was closed while lanes were open in it: leave their block first"
 )
+
+_OTHER_LOOP: Final = (
+    "another asyncio loop of this thread has lanes open, and a thread has one run of Trio's at a "
+    "time: leave the lanes of that loop first, or run this loop in a thread of its own"
+)
+
+_MOST_AWAITS: Final = 100
+"""How often a task is closed that awaits something else instead of ending."""
 
 _internals: Final = attrgetter(
     "unrolled_run_next_send",
@@ -86,7 +95,9 @@ class GuestRun:
         self.loop: Final = loop
         self.ended: Final[Enduring[bool]] = Enduring()
         self.over: Final = trio.Event()  # it is to end
+        self.ends: Final[list[bool]] = []  # not empty: it has ended, known without the loop
         self.failure: BaseException | None = None  # in which it has ended: of Trio's, or Ctrl-C
+        self.is_of_parent = False  # of a process that has forked this one, so that no tick comes
         self.yet_to_begin: Final[deque[object]] = deque()  # tasks in it, by the order of calls
         self._users = 0
         self._clock: Final = _LoopClock(loop)
@@ -120,14 +131,12 @@ class GuestRun:
                 self._clock.loop_waits = True
 
     def __del__(self) -> None:  # of closed loops, which tests have in a process of their own
-        if not self.ended.done():  # pragma: no cover - see above
+        if not self.ended.done() and not self.is_of_parent:  # pragma: no cover - see above
             logger.error(_LEFT_OPEN)
             if self._poller is not None:
                 os.close(self._poller)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of Trio, which says the same
-                with suppress(AttributeError):  # see `_internals`
-                    self._tick.__self__.unrolled_run_gen.close()
+            with suppress(AttributeError):  # see `_internals`
+                _abandon(self._tick.__self__)
 
     async def enter(self) -> None:
         """One user more."""
@@ -151,6 +160,7 @@ class GuestRun:
             os.close(self._poller)
         if isinstance(result, outcome.Error):  # pragma: no cover - see `leave`
             self.failure = result.error
+        self.ends.append(True)
         self.ended.set_result(True)
 
     # ---- ticks
@@ -192,6 +202,25 @@ def _poller_of(tick: Any) -> Any:
     return getattr(manager, "_epoll", None) or getattr(manager, "_kqueue", None)
 
 
+def _abandon(state: Any) -> None:  # pragma: no cover - in a process of its own
+    """Let go of Trio's run, of which no tick comes any more, without a word on stderr."""
+    tasks = [*state.runner.tasks]
+    for task in tasks:
+        for nursery in task.child_nurseries:
+            nursery._children.clear()  # else Trio asserts this as it is collected
+    for task in tasks:
+        for _ in range(_MOST_AWAITS):  # in the clean-up of what the task awaits
+            with suppress(Exception):
+                task.coro.close()
+                break
+    state.unrolled_run_gen.close()
+
+
+def _silence_trio() -> None:  # pragma: no cover - in a process of its own
+    """The log says what Trio would say. It may be collected first: hence not around its end."""
+    warnings.filterwarnings("ignore", "Trio guest run got abandoned", RuntimeWarning)
+
+
 def _has_events(tick: Any) -> bool:
     events: outcome.Outcome[Any] = tick.__self__.unrolled_run_next_send
     return not isinstance(events, outcome.Value) or bool(events.value)
@@ -203,7 +232,7 @@ async def _until_shutdown(guest: ref[GuestRun]) -> AsyncGenerator[None]:
         yield
     finally:
         run = guest()
-        if run is not None and not run.over.is_set():
+        if run is not None and not run.over.is_set() and not run.is_of_parent:
             logger.error(_LEFT_OPEN)
             run.over.set()
             await run.ended.outlast()
@@ -219,7 +248,8 @@ async def enter_guest() -> None:
     """Have the guest run of the running loop last until `leave_guest` at least.
 
     Raises:
-      RuntimeError: outside of an asyncio task, or if this thread is another run's of Trio's.
+      RuntimeError: outside of an asyncio task, or if this thread is another run's of Trio's, such
+        as that of another loop.
     """
     try:
         loop = asyncio.get_running_loop()
@@ -238,15 +268,35 @@ async def enter_guest() -> None:
         guest = None
         if trio.lowlevel.in_trio_run():
             gc.collect()  # it may be that of a closed loop
-        check_loop()
+        if guest_here() is not None:
+            raise RuntimeError(_OTHER_LOOP)
         if trio.lowlevel.in_trio_run():
             raise RuntimeError(
                 "this thread runs Trio already, and the asyncio loop in it: "
                 "use trio_lanes.open_lanes there"
             )
         guest = GuestRun(loop)
-        _here.guest = ref(guest)
+        ends = guest.ends
+        # weak references tell of garbage before any of it is finalized
+        _here.guest = ref(guest, lambda _: None if ends else _silence_trio())
     await guest.enter()
+
+
+def _forget_parents_guest() -> None:  # pragma: no cover - in a forked child
+    """Let this process, which was just forked, have runs of Trio's of its own."""
+    guest: GuestRun | None = _here.guest() if hasattr(_here, "guest") else None
+    if guest is not None and not guest.ended.done():
+        guest.is_of_parent = True
+        _of_parent.append(guest)  # for ever: Trio would end another run if this one was collected
+        del _here.guest
+        with suppress(AttributeError):  # see `_internals`
+            attrgetter("_core._run.GLOBAL_RUN_CONTEXT")(trio).__dict__.clear()
+
+
+_of_parent: Final[list[GuestRun]] = []
+
+if sys.platform != "win32":  # pragma: no branch - a process is forked only elsewhere
+    os.register_at_fork(after_in_child=_forget_parents_guest)
 
 
 async def leave_guest() -> None:

@@ -30,7 +30,7 @@ from .._instrument import LaneInstrument
 from .._submission import Submitter
 from .._waiting.current import job_here, jobs_by_task
 from ._bodies import AsyncioBodies
-from ._bridge import FromAsyncio, Hosted, call, on_both_sides, verbs
+from ._bridge import FromAsyncio, Hosted, HostedInside, call, on_both_sides, verbs
 from ._guest import Enduring, this_task
 
 T_co = TypeVar("T_co", covariant=True)
@@ -130,12 +130,12 @@ def _map(lanes: Submitter, fn: Any, items: Any, **options: Any) -> Any:
         return Submitter.map(lanes, fn, items, **options)
     if isinstance(items, AsyncIterable):
         items = FromAsyncio(items)
-    return Hosted(Submitter.map(lanes, fn, items, **options))
+    return HostedInside(Submitter.map(lanes, fn, items, **options))
 
 
 def _open_nursery(lanes: core.Lanes) -> Any:
     nursery = core.Lanes.open_nursery(lanes)
-    return nursery if trio.lowlevel.in_trio_task() else Hosted(nursery)
+    return nursery if trio.lowlevel.in_trio_task() else HostedInside(nursery)
 
 
 class _AsyncioSubmitter(Submitter):
