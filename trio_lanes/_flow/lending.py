@@ -74,7 +74,8 @@ async def take_back(scheduler: Scheduler, job: AnyJob, reason: str | None) -> No
         scheduler.break_deadlocks(deadlock.end_of(job))
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
-        was_cancelled(scheduler, job)
+        with scheduler.act_in_abort():
+            was_cancelled(scheduler, job)
         return Abort.FAILED
 
     if job._slot in (WANTED, QUEUED):
@@ -117,7 +118,7 @@ async def readmit(
 
     def abort(raise_cancel_: RaiseCancel) -> Abort:
         nonlocal raise_cancel
-        with scheduler.batch():
+        with scheduler.act_in_abort():
             if not _is_queued(job):
                 return Abort.FAILED  # it has been started again, and is about to be woken
             if session is not None:

@@ -31,6 +31,8 @@ Invariants
   lane knows all jobs that it may start before it starts one, and a group knows the heads of all its
   lanes.
 * A batch is a loop and never recursive: jobs that let each other start take no stack.
+* An abort function acts, and serves nothing: `Scheduler.act_in_abort`. Until the next batch, and no
+  longer than to the next turn of Trio's entry queue, the first invariant does not hold.
 * An act that is broken off (a `RecursionError`, a key of the application whose hash raises) leaves
   the lanes in an unknown state: they end with an error (`Scheduler.broke_down`).
 * A batch has one time, ``now``: the time at which it began.
@@ -44,7 +46,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from itertools import count
@@ -159,6 +161,7 @@ class Scheduler:
         "timers",
         "token",
         "unretrieved",
+        "unserved",
         "view",
         "waits",
         "watches",
@@ -175,6 +178,7 @@ class Scheduler:
         self.token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
         self.serving = False  # whether there is a batch
+        self.unserved = False  # whether an abort function has acted since, and nobody has served
         self.broken: BaseException | None = None  # the error that broke an act off
         self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
         self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
@@ -272,6 +276,32 @@ class Scheduler:
         finally:
             if outermost:
                 self.serve()
+
+    @contextmanager
+    def act_in_abort(self) -> Iterator[None]:
+        """Act in an abort function of Trio, and serve what the act touches soon, in a task.
+
+        Trio calls abort functions while it walks over the tasks of a cancel status. Whoever adds a
+        task to that status meanwhile breaks the walk, and with it the run: so would a callback or a
+        hook that starts a task in the nursery of the application in which the caller waits. Thus
+        effects wait here. The next batch serves the rest, or `run_sync_soon` does, if none comes.
+        """
+        outermost = self.begin()
+        try:
+            yield
+        finally:
+            if outermost:
+                self.serving = False
+                self.unserved = True
+                self.token.run_sync_soon(self.catch_up, idempotent=True)
+
+    def catch_up(self) -> None:
+        """Serve what abort functions have left."""
+        if self.unserved and not self.serving:
+            self.unserved = False
+            # An error has ended the lanes, and would end the whole run of Trio here.
+            with suppress(BaseException), self.batch():
+                pass
 
     @property
     def parent_task(self) -> trio.lowlevel.Task:
@@ -1099,6 +1129,8 @@ class Scheduler:
         """Return the lane that has no room for ``job``, or in which requests for room wait."""
         if not (job._lane.bounded or self.registry.bounded_sessions):
             return None
+        if self.unserved:
+            self.catch_up()
         session = None if job.session is None else self.registry.session_lane(job.session)
         return first_without_room(job, session, self.current_time(), at_rest=not self.serving)
 

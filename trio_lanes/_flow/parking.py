@@ -71,7 +71,8 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
             waiters = target._waiters
             assert waiters is not None
             del waiters[wait.task]  # a job that settles in here must not wake this task
-            scheduler.cancel(target, "its caller was cancelled")
+            with scheduler.act_in_abort():
+                scheduler.cancel(target, "its caller was cancelled")
             waiters[wait.task] = wait
             if target.done:
                 scheduler.forget_wait(wait)
@@ -88,6 +89,9 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
         scheduler.cancel(target, _FOR_EVER)
         await _end_of_cancelled(scheduler, target)
         raise
+    finally:
+        if scheduler.unserved:
+            scheduler.catch_up()
     if raise_cancel is not None and not body_finished(target):
         raise_cancel()
 
@@ -133,9 +137,14 @@ async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> Any
         raise
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
-        scheduler.forget_wait(wait)
-        scheduler.give_up_room(request)
+        with scheduler.act_in_abort():
+            scheduler.forget_wait(wait)
+            scheduler.give_up_room(request)
         return Abort.SUCCEEDED
 
-    accepted: AnyJob = await trio.lowlevel.wait_task_rescheduled(abort)
+    try:
+        accepted: AnyJob = await trio.lowlevel.wait_task_rescheduled(abort)
+    finally:
+        if scheduler.unserved:
+            scheduler.catch_up()
     return accepted

@@ -246,3 +246,22 @@ async def test_run_that_would_never_end_does_not_wait_for_a_job_that_waits_for_i
         await lanes.wait_idle()
         assert ended["parent"] == 1
         assert ended["child"] in (1, 2)
+
+
+async def test_the_place_of_a_caller_that_was_just_cancelled_is_free(
+    autojump_clock: MockClock,
+) -> None:
+    scope = trio.CancelScope()
+
+    async def caller() -> None:
+        with scope:
+            await lanes.run(returns_at_once)
+
+    async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
+        async with trio.open_nursery() as nursery:
+            lanes.submit_nowait(trio.sleep, 5)
+            nursery.start_soon(caller)
+            await wait_all_tasks_blocked()
+            scope.cancel()  # nothing else has had its turn since
+            await lanes.submit_nowait(returns_at_once).wait()
+    assert trio.current_time() == 5
