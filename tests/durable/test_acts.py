@@ -44,6 +44,7 @@ VALKEY = "_valkey/store.py"  # a script answers in pages
 # by name: its record with its rule, its Lua, and then its doors
 FILES = {
     "Enqueue": ("acts/jobs.py", "engine.lua", LANES, RUN, VALKEY),
+    "Compare": ("acts/runs.py", "runs.lua", "_runs/lease.py"),
     "Checkpoint": ("acts/runs.py", "runs.lua", RUN),
     "Take": ("acts/runs.py", "runs.lua", RUN),
     "LendSlot": ("acts/runs.py", "runs.lua", RUN),
@@ -103,6 +104,7 @@ EXAMPLES: Mapping[str, Any] = {
     "ServedAt": 2.5,
     "Selection": Selection(states=frozenset({DurableState.DEAD}), lane="main"),
     "Sequence[SubmittedJob]": [SubmittedJob(name="echo", cost={"tokens": 2})],
+    "Sequence[int]": [1, 2],
     "Sequence[RateLimit]": (RateLimit(5),),
     "Mapping[int, str]": {1: "{}"},
     "Costs": {"tokens": -3, "usd": Decimal("-0.25")},

@@ -46,11 +46,16 @@ def not_root() -> dict[str, Any]:
 class Server:
     """A server with one superuser, ``postgres``, who needs no password on the socket.
 
+    Args:
+      copy_of: the server whose standby it is.
+
     Attributes:
       folder: the folder of the socket and the data.
     """
 
-    def __init__(self, folder_of_programs: Path, **settings: str) -> None:
+    def __init__(
+        self, folder_of_programs: Path, *, copy_of: Server | None = None, **settings: str
+    ) -> None:
         self._programs = folder_of_programs
         # a short path, since the path of a socket has at most 107 bytes
         self.folder = Path(tempfile.mkdtemp(prefix="lanes-"))
@@ -69,8 +74,12 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self.clock: Path | None = None
         """A file with the seconds by which libfaketime changes the clock of the server."""
-        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
-        self._run(["initdb", "-D", str(self.folder / "data"), *options])
+        data = ["-D", str(self.folder / "data"), "-U", "postgres", "--no-sync"]
+        if copy_of is None:
+            self._run(["initdb", *data, "-A", "trust", "-E", "UTF8", "--locale=C"])
+        else:
+            standby = ["-h", str(copy_of.folder), "-R", "-X", "stream", "-c", "fast"]
+            self._run(["pg_basebackup", *data, *standby])
 
     def _run(self, command: Sequence[str]) -> None:
         done = subprocess.run(

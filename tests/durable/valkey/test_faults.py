@@ -31,6 +31,7 @@ from trio_lanes.durable._contract import waiter
 from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable.acts.inspection import Check, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.runs import Compare
 from trio_lanes.durable.testing._bench import Played, opening, ticket
 
 from .clock import EPOCH, KEY, on_test_time
@@ -364,8 +365,8 @@ async def test_after_a_failover_to_older_data_instances_and_server_agree_again(
             server.stop(signal.SIGKILL)
             await trio.to_thread.run_sync(server.start)
             # the older data: the first job runs here, the second waits, the third is unknown
-            step = await store.step([], 0)
-            assert step.cancels == ((second.id, second.fence),)
+            lost = await store.do(Compare([second.fence], second.fence, [], 0))
+            assert lost == ((second.fence,), ())
             assert await store.look(StatusOf(late)) is None
             claims = (await store.step([], 9)).claims
             assert sorted(claim.id for claim in claims) == ids

@@ -52,7 +52,7 @@ LUA_ONLY = {
         Fronts.drop Fronts.front Fronts.first Fronts.pop
     """,
     "engine": """
-        runs_of set_of compare_runs leave declare_dead forget_done
+        runs_of set_of leave declare_dead forget_done
         read_item refusal
     """,
     "holds": "holds_of",
@@ -74,7 +74,7 @@ LUA_ONLY = {
     "orders": "add_clearable put_groups changed_lanes put_lanes",
     "queues": "head_of pause_of resume_sessions do_due",
     "rates": "counted_in fits class_of key_of forget_at do_counted",
-    "runs": "keep",
+    "runs": "compared keep",
     "schedules": "records_of record_of",
     "talk": "message_of put_message",
 }

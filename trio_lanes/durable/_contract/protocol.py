@@ -38,6 +38,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, TypeAlias, TypeVar
 
+import trio
+
 from .act import Act, Question
 from .records import Ended, Finish, Opening, Step
 
@@ -82,6 +84,9 @@ class Store(Protocol):
     """Whether a step may be asked while the one before has no answer yet. The store does it after
     that one, and only if that one gets its answer: else it raises `StoreUnavailableError`, and has
     done nothing. A store without this attribute is asked for one step at a time."""
+    renewed: trio.Event | None = None
+    """It is set, and another takes its place, when the store has a new connection, whose server may
+    have older data: then a heartbeat is sent at once. A store without this attribute has none."""
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[None]:
         """Connect, and write the lanes that the store lacks. Closing forgets no job, ends no run.

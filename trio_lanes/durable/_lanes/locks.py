@@ -77,6 +77,11 @@ class Requests:
         # Returns the task that asks; may be replaced: it may run outside of Trio
         self.asking_task: Callable[[], object] = trio.lowlevel.current_task
         self._held: Final[set[tuple[object, str]]] = set()  # {(task, key)}, or waited for
+        # {number of a request that is not released: the scope of the body of its lock}
+        self._made: Final[dict[int, trio.CancelScope | None]] = {}
+        self._last = 0  # the greatest number of a request
+        # {ticket of an act whose answer is not known: `_last` when it was asked}
+        self._asked: Final[dict[str, int]] = {}
         self._later: Final[deque[Callable[[], Awaitable[object]]]] = deque()
         self._more = trio.Event()
         self._watchers = [one for one in instruments if isinstance(one, WatchesQuotas)]
@@ -103,7 +108,7 @@ class Requests:
         try:
             job = self._job()
             request, fence, _ = await self._served(Acquire(key, shared, job))
-            scope = trio.CancelScope()
+            scope = self._made[request] = trio.CancelScope()
             self._worker.leased.add(scope)
             try:
                 with scope:
@@ -113,8 +118,8 @@ class Requests:
                 await self._release(request, used=True)
             if scope.cancelled_caught:
                 raise LockLostError(
-                    f"the lock {key!r} was lost: this instance has lost its lease, or its lanes are"
-                    " closed"
+                    f"the lock {key!r} was lost: this instance has lost its lease, its lanes are"
+                    " closed, or the store has come back with older data"
                 )
         finally:
             self._held.discard(mine)
@@ -141,18 +146,25 @@ class Requests:
         And the units of which a budget is low by it.
         """
         while True:
-            term, ticket = self._worker.term, new_ticket()
+            term, ticket, unknown = self._worker.term, new_ticket(), False
+            self._asked[ticket] = self._last
             try:
                 made = await asked(self._store, partial(self._store.do, act, ticket))
             except StoreUnavailableError as error:
-                if error.unknown:
+                unknown = error.unknown
+                if unknown:
                     of = (act.quota, act.limits, act.costs) if isinstance(act, Spend) else _A_LOCK
-                    self._do_later(partial(self._store.do, Withdraw(ticket, *of), new_ticket()))
+                    self._do_later(partial(self._withdraw, Withdraw(ticket, *of), new_ticket()))
                 raise
+            finally:
+                if not unknown:
+                    del self._asked[ticket]
             if made is None:
                 await trio.sleep(AGAIN_AFTER)  # until this instance has a lease again
                 continue
             request, served, *low = made
+            if request:
+                self._made[request], self._last = None, max(self._last, request)
             used = False
             try:
                 if served is None:
@@ -166,13 +178,33 @@ class Requests:
                 return request, served, low[0] if low else ()
 
     async def _release(self, request: int, *, used: bool) -> Sequence[str]:
-        release = partial(self._store.do, Release(request, used), new_ticket())
+        release = partial(self._end, Release(request, used), new_ticket())
         with trio.CancelScope(shield=True):
             try:
                 return await release()
             except StoreUnavailableError:
                 self._do_later(release)
         return ()
+
+    async def _end(self, release: Release, ticket: str) -> Sequence[str]:
+        low = await self._store.do(release, ticket)
+        self._made.pop(release.request, None)
+        return low
+
+    @property
+    def known(self) -> tuple[Sequence[int], int]:
+        """The numbers of the requests that the store should have, and up to where all are known."""
+        return [*self._made], min(self._asked.values(), default=self._last)
+
+    def lose(self, requests: Iterable[int]) -> None:
+        """Cancel the bodies of locks of which the store knows nothing: it has older data.
+
+        A request that waits for its turn hears from the store that it has ended, and is made again.
+        """
+        for number in requests:
+            scope = self._made.get(number)
+            if scope is not None:
+                scope.cancel()
 
     def announce_low(self, quota: str, unit: str) -> None:
         """Log that 80 % are used, and call the hook; one that raises is called no more."""
@@ -187,6 +219,10 @@ class Requests:
     def _do_later(self, act: Callable[[], Awaitable[object]]) -> None:
         self._later.append(act)
         self._more.set()
+
+    async def _withdraw(self, withdraw: Withdraw, ticket: str) -> None:
+        await self._store.do(withdraw, ticket)
+        del self._asked[withdraw.ticket]
 
     async def end_later(self) -> None:
         """Do what got no answer, for as long as the lanes are open: releases, and withdrawals.

@@ -196,7 +196,8 @@ async def _working(
     store = durable._store
     async with store.open(opening):
         await _log_differences(store, opening)
-        lease = Lease(store, worker, opening.lease_ttl)
+        assert durable._requests is not None
+        lease = Lease(store, worker, durable._requests, opening.lease_ttl)
         await lease.join()
         try:
             async with trio.open_nursery() as nursery:
@@ -210,7 +211,6 @@ async def _working(
                         if worker.steps_ahead:
                             nursery.start_soon(worker.ask_ahead)
                         nursery.start_soon(worker.listen)
-                        assert durable._requests is not None
                         nursery.start_soon(durable._requests.end_later)
                         nursery.start_soon(lease.keep)
                         if store.leased:

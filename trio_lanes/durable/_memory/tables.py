@@ -156,6 +156,9 @@ class MemoryTables(RemembersAnswers, Settings):
     def running(self, instance: str) -> list[JobRecord]:
         return [job for job in self._in(RUNNING) if job.instance == instance]
 
+    def fences_of(self, instance: str) -> dict[int, int]:
+        return {job.fence: job.id for job in self.running(instance)}
+
     def runs(self) -> Running:
         runs = Running()
         for job in self._in(RUNNING):

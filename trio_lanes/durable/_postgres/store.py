@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, TypeVar, final
 
 import psycopg
@@ -85,6 +85,8 @@ class PostgresStore(SqlStore):
         self._reader: PostgresLink
         self._opening: Opening
         self._clock: trio.abc.Clock
+        self._token: trio.lowlevel.TrioToken
+        self.renewed: trio.Event = trio.Event()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.PostgresStore {self._name}, namespace {self._namespace!r}>"
@@ -110,6 +112,7 @@ class PostgresStore(SqlStore):
         )
         self._opening = opening
         self._clock = trio.lowlevel.current_clock()
+        self._token = trio.lowlevel.current_trio_token()
         try:
             if await link.call(lambda: self._examine(link)):
                 await listening.call(lambda: self._examine_pooler(listening, link))
@@ -152,7 +155,18 @@ class PostgresStore(SqlStore):
 
     def _tables(self, link: PostgresLink, names: Collection[str], me: str = "") -> PostgresTables:
         clock = self._clock.current_time
-        return PostgresTables(link, self._name, self._named, self._channel, me, names, clock)
+        return PostgresTables(
+            link, self._name, self._named, self._channel, me, names, clock, self._renew_soon
+        )
+
+    def _renew_soon(self) -> None:
+        """Announce a new connection. Runs in a thread, which may have been left behind."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._renew)
+
+    def _renew(self) -> None:
+        self.renewed.set()
+        self.renewed = trio.Event()
 
     @contextmanager
     def _translating(self) -> Iterator[None]:

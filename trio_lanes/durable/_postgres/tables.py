@@ -98,6 +98,7 @@ class PostgresTables(ReadAhead, Transactions):
       me: the name of this instance on the channel.
       names: the handlers for which the instance claims jobs.
       clock: gives the seconds of a clock of this machine that cannot be set.
+      renewed: is called when a lost connection has been made again.
     """
 
     errors = psycopg.Error
@@ -111,6 +112,7 @@ class PostgresTables(ReadAhead, Transactions):
         me: str,
         names: Collection[str],
         clock: Callable[[], float],
+        renewed: Callable[[], None],
     ) -> None:
         self._execute = self._run
         super().__init__(PostgresRows(self._run), names)
@@ -126,6 +128,7 @@ class PostgresTables(ReadAhead, Transactions):
         self._ahead = 0.0
         self._moved = False  # whether the jobs with a `run_at` have followed the server's clock
         self._here: Final = clock
+        self._renewed: Final = renewed
         self._at: float | None = None  # no time of the store is above this and that of `_here`
         self._listeners = 0  # other stores that listen
         self._forget_before: tuple[float, int] | None = None
@@ -153,6 +156,7 @@ class PostgresTables(ReadAhead, Transactions):
         if connection is not self._connection:  # the former was lost
             self._connection = connection
             self._forget()
+            self._renewed()
         write = any(act.write for act in acts)
         engine.now, given = self.begin(
             [act.lookups for act in acts],

@@ -157,6 +157,9 @@ class Tables(Protocol):
 
     # ---- runs
     def running(self, instance: str) -> list[JobRecord]: ...
+    def fences_of(self, instance: str) -> Mapping[int, int]:
+        """Return the ids of the running jobs of an instance, by fence; no payload is read."""
+
     def runs(self) -> Running:
         """Return the sets of running jobs; they may follow the changes of this transaction."""
 

@@ -5,20 +5,25 @@ lease. So the deadline comes before the store gives this instance's jobs to anot
 if the network fails. At the deadline all runs of this instance are cancelled. When their bodies
 have ended, or the lease is over in the store too, it joins the store as a new incarnation, and
 reports which runs ended for that reason, not by a crash.
+
+A server may come back with older data: a standby that lagged, or a crash that took the last
+moments. Then it has runs and requests whose ends were lost, and lacks others. So with each
+heartbeat, and on each new connection, this instance says what it has: see `Compare`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Final, final
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, final
 
 import trio
 
-from .._contract.act import new_incarnation
+from .._contract.act import new_incarnation, new_ticket
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
+from ..acts.runs import Compare
 from .worker import AGAIN_AFTER, Worker
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -33,13 +38,25 @@ BEAT_AGAIN_AFTER: Final = 1.0
 """Seconds after which a heartbeat that failed is sent again."""
 
 
+class Has(Protocol):
+    """What an instance has by its lease: its requests for locks and quotas."""
+
+    @property
+    def known(self) -> tuple[Sequence[int], int]:
+        """The numbers of what the store should have, and up to where all are known."""
+
+    def lose(self, numbers: Iterable[int]) -> None:
+        """Cancel what the store lacks."""
+
+
 @final
 class Lease:
     """The lease of one instance: joins the store, and keeps its lease."""
 
-    def __init__(self, store: Store, worker: Worker, ttl: float) -> None:
+    def __init__(self, store: Store, worker: Worker, requests: Has, ttl: float) -> None:
         self._store: Final = store
         self._worker: Final = worker
+        self._requests: Final = requests
         self._ttl: Final = ttl
         self._trust = trio.CancelScope()
         self._incarnation = 0
@@ -85,20 +102,35 @@ class Lease:
                 await trio.sleep(AGAIN_AFTER)
 
     async def beat(self) -> None:
-        """Send heartbeats, each of which moves the deadline."""
+        """Send heartbeats, each of which moves the deadline, and compare what this instance has."""
         pause = self._ttl / BEATS
+        renewed = self._renewed()
         while True:
-            await trio.sleep(pause)
+            with trio.move_on_after(pause):
+                await renewed.wait()
+            renewed = self._renewed()  # before the calls: the next may be made while they wait
             incarnation, sent = self._incarnation, trio.current_time()
             try:
                 alive = await self._store.beat()
                 pause = self._ttl / BEATS
-            except StoreUnavailableError:
+                if incarnation != self._incarnation:
+                    continue
+                if alive:
+                    self._trust.deadline = sent + TRUSTED * self._ttl
+                    await self._compare()
+                else:
+                    self._trust.cancel()
+            except StoreUnavailableError:  # the deadline is not moved
                 pause = min(BEAT_AGAIN_AFTER, self._ttl / BEATS)
-                continue  # the deadline is not moved
-            if incarnation != self._incarnation:
-                continue
-            if alive:
-                self._trust.deadline = sent + TRUSTED * self._ttl
-            else:
-                self._trust.cancel()
+
+    def _renewed(self) -> trio.Event:
+        """Return an event that is set when the store has a new connection."""
+        renewed: trio.Event | None = getattr(self._store, "renewed", None)
+        return trio.Event() if renewed is None else renewed
+
+    async def _compare(self) -> None:
+        """Say what this instance has; cancel what the store lacks."""
+        runs, requests = self._worker.known, self._requests.known
+        lost = await self._store.do(Compare(*runs, *requests), new_ticket())
+        self._worker.lose(lost[0])
+        self._requests.lose(lost[1])

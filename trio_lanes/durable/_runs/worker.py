@@ -18,7 +18,7 @@ table of the states of a step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, final
 
 import attrs
@@ -111,6 +111,8 @@ class Worker:
         self._runs: Final[dict[int, DurableRun]] = {}  # {fence: run that has not ended}
         self._sessions: Final[set[str]] = set()  # of these runs
         self._unfinished: Final[set[int]] = set()  # fences of runs that the store has as running
+        self._fatal: Final[set[int]] = set()  # fences of runs that end this process: never reported
+        self._claimed_to = 0  # the greatest fence of a claim
         self._outbox: list[Finish] = []  # for the next step
         self.steps_ahead: Final[bool] = getattr(store, "steps_ahead", False)
         self._asked: _StepCall | None = None  # the step whose answer is used next
@@ -375,6 +377,26 @@ class Worker:
         return [finish.fence for finish in (*asked, *self._outbox)]
 
     @property
+    def known(self) -> tuple[Sequence[int], int]:
+        """The fences that the store should have as running, and the greatest of a claim."""
+        return [*self._unfinished, *self._fatal], self._claimed_to
+
+    def lose(self, fences: Iterable[int]) -> None:
+        """Cancel runs of which the store knows nothing: it has come back with older data."""
+        for fence in fences:
+            run = self._runs.get(fence)
+            if run is not None and not run._given_up:  # else it has ended, or will soon
+                assert run._job is not None
+                logger.warning(
+                    "the store knows nothing of the run of job %d with fence %d: it has come back"
+                    " with older data; the run is cancelled",
+                    run.id,
+                    fence,
+                )
+                run._given_up = run._disowned = True
+                run._job.cancel("the store has lost this run")
+
+    @property
     def _asking(self) -> bool:
         """Whether a step that has no answer yet may claim jobs."""
         return any(call.room > 0 for call in self._under_way())
@@ -398,6 +420,7 @@ class Worker:
         core = self.core
         assert core is not None
         self._unfinished.add(claim.fence)
+        self._claimed_to = max(self._claimed_to, claim.fence)
         try:
             run = DurableRun(claim, self._store, self)
             payload = decode(claim.payload)
@@ -463,6 +486,7 @@ class Worker:
             self._ended = trio.Event()
         if outcome is None:  # it stays running in the store until this process ends: a crash
             self._unfinished.discard(run.fence)
+            self._fatal.add(run.fence)
         else:
             self._outbox.append(Finish(run.id, run.fence, outcome))
         self.look()

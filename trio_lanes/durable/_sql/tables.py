@@ -304,6 +304,11 @@ class SqlTables(SmallTables):
         where = "state = 'running' AND instance = :instance"
         return self._rows.select(where, {"instance": instance})
 
+    def fences_of(self, instance: str) -> dict[int, int]:
+        self._rows.flush()
+        of = "SELECT fence, id FROM main.jobs WHERE state = 'running' AND instance = :instance"
+        return dict(self._execute(of, {"instance": instance}).fetchall())
+
     def first_holder(self, lane: str) -> JobRecord | None:
         self._rows.flush()
         first = "state = 'running' AND lane = :lane AND lent = 0 ORDER BY fence LIMIT 1"

@@ -10,9 +10,8 @@ got "not available" knows from ``unknown`` whether the act may have happened.
 A step may be asked while the one before has no answer. Then they are in two calls, and the second
 is not sent if the first has failed: the server remembers the answer of the last step alone.
 
-A server that has restarted, or that has taken the place of another, has another ``run_id``. It may
-have older data. So the first call says which runs this instance has: the server gives back what it
-has besides these, and the instance cancels what the server lacks.
+A server that has restarted, or that has taken the place of another, may have older data. So each
+new connection is announced, and the instance compares what it has with what the server says.
 """
 
 from __future__ import annotations
@@ -110,9 +109,7 @@ class ValkeyLink:
       header: gives the incarnation, and the rules that hold until a worker has written some.
       note: is called with each message about jobs and requests of this client.
       look: is called when the worker should take a step.
-      claimed: gives the incarnation, and as JSON the fences of its runs whose ends are not
-        recorded.
-      lost: is called with the fences of runs that a restarted server does not know.
+      renewed: is called when a lost connection has been made again.
     """
 
     def __init__(
@@ -127,8 +124,7 @@ class ValkeyLink:
         header: Callable[[], tuple[str, str]],
         note: Callable[[str], None],
         look: Callable[[], None],
-        claimed: Callable[[], tuple[str, str]],
-        lost: Callable[[Sequence[int]], None],
+        renewed: Callable[[], None],
     ) -> None:
         self._name: Final = name
         self._address: Final = address
@@ -140,8 +136,7 @@ class ValkeyLink:
         self._header: Final = header
         self._note: Final = note
         self._look: Final = look
-        self._claimed: Final = claimed
-        self._lost: Final = lost
+        self._renewed: Final = renewed
         self._acts: Final[deque[Pending]] = deque()  # those that were not sent yet
         self._unanswered: Final[deque[Pending]] = deque()  # in order of `due`; some have an answer
         self._came = trio.Event()
@@ -150,7 +145,6 @@ class ValkeyLink:
         self._connection: BaseConnection | None = None
         self._connected = trio.Event()
         self._run_id = ""
-        self._resumes = False  # whether the next call compares the runs with those of the server
         self._sent_at = 0.0  # when the last call was sent
         self._at = math.inf  # no time of the store is above this and that of Trio's clock
         self._away_since: float | None = None  # since when calls have had no answer
@@ -283,7 +277,8 @@ class ValkeyLink:
         info = dict(line.split(":", 1) for line in lines.splitlines() if ":" in line)
         refused = refuse_server(self._name, info)
         if refused is None:
-            self._resumes = self._resumes or self._run_id not in ("", info["run_id"])
+            if self._run_id:
+                self._renewed()
             self._run_id = info["run_id"]
             self._connection = connection
         return refused
@@ -392,11 +387,9 @@ class ValkeyLink:
         instance, rules = self._header()
         times = micros(away), micros(now + self._at)
         arguments = [self._run_id, self._channel, instance, *times, rules]
-        if self._resumes:
-            arguments += ["compare_runs", "2", *self._claimed()]
         for act in batch:
             arguments += act.arguments
-        reads = not self._resumes and all(act.verb in self._script.reads for act in batch)
+        reads = all(act.verb in self._script.reads for act in batch)
         grows = any(map(self._grows, batch))
         command, name = self._kept.read if reads else self._kept.call if grows else self._kept.lean
         for act in batch:
@@ -419,9 +412,6 @@ class ValkeyLink:
                 self._note(reply[2])
         if self._replicas and any(act.verb == "enqueue" for act in batch):
             await self._wait_for_replicas(connection)
-        if self._resumes and reply[0] == "done":
-            self._resumes = False
-            self._lost(reply.pop(4)[1:])
         return reply
 
     async def _wait_for_replicas(self, connection: BaseConnection) -> None:

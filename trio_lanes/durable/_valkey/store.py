@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, final
 
-import attrs
 import outcome
 import trio
 
@@ -99,8 +98,7 @@ class ValkeyStore:
         self.steps_ahead: bool = True
         self.instance: str = ""
         """The incarnation that makes the next call."""
-        self._runs: Final[dict[int, int]] = {}  # fence -> id, of runs whose end is not recorded
-        self._lost: Final[set[int]] = set()  # fences of runs that the server has lost
+        self.renewed: trio.Event = trio.Event()
         self._stepping = 0  # steps that have no answer yet
         self._opening: Opening | None = None
         self._link: ValkeyLink | None = None
@@ -130,8 +128,7 @@ class ValkeyStore:
             header=lambda: (self.instance, self._rules),
             note=self._hear,
             look=self._look_again,
-            claimed=lambda: (self.instance, text.to_json(list(self._runs))),
-            lost=self._lose,
+            renewed=self._renew,
         )
         failed: outcome.Error | None = None
         serving = keeping, pumping, watching = [trio.CancelScope() for _ in range(3)]
@@ -157,10 +154,9 @@ class ValkeyStore:
         if failed is not None:
             failed.unwrap()
 
-    def _lose(self, fences: Sequence[int]) -> None:
-        """Note runs of which a restarted server knows nothing: the next step cancels them."""
-        self._lost.update(fences)
-        self._look_again()
+    def _renew(self) -> None:
+        self.renewed.set()
+        self.renewed = trio.Event()
 
     async def _begin(
         self,
@@ -235,9 +231,6 @@ class ValkeyStore:
         # the ticket of the act is also the id of the incarnation
         ttl = text.micros(opening.lease_ttl)
         await self._call("join", ticket, ticket, ttl, text.to_json(asked))
-        if former:
-            for fence in self._runs.keys() - set(held):
-                del self._runs[fence]
         self.instance = ticket
 
     async def leave(self) -> None:
@@ -321,15 +314,7 @@ class ValkeyStore:
             )
         finally:
             self._stepping -= 1
-        step = text.step_of(answer)
-        for one in finished:
-            self._runs.pop(one.fence, None)
-        self._runs.update((claim.fence, claim.id) for claim in step.claims)
-        self._lost.intersection_update(self._runs)
-        if self._lost:
-            lost = tuple((self._runs[fence], fence) for fence in self._lost)
-            step = attrs.evolve(step, cancels=step.cancels + lost)
-        return step
+        return text.step_of(answer)
 
     # ---- waits
 

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .._contract.act import Act, Lookups
 from .._contract.protocol import EVENTS_KEPT, MESSAGES_KEPT
 from .._contract.state import CANCELLED, PARKED, RUNNING, WAITING
+from .._rules import lines
 from .._rules.budget import Budget
 from .._rules.job_record import HOLDS_SLOT, LENT_SLOT, WANTS_SLOT
 from .._rules.queues import Queues
 from .._rules.tables import ListItem
+
+
+class Compare(Act[tuple[tuple[int, ...], tuple[int, ...]]], leased=True):
+    """Compare what an instance has with what the store has, which may have come back older.
+
+    What the store has besides is given back, or ended if it is a request: its end was lost, and
+    nobody would report it again. This may come late or twice, since it says up to where the
+    instance knows: what it gets later has a greater number. The answer is what the store lacks: the
+    fences of runs, and the numbers of requests. Both are empty if the incarnation has ended.
+    """
+
+    runs: Sequence[int]
+    """The fences of the runs whose ends are not recorded."""
+    claimed_to: int
+    """The greatest fence of a claim whose step got its answer."""
+    requests: Sequence[int]
+    """The numbers of requests for locks and quotas that are not released."""
+    requested_to: int
+    """A number below that of each request whose answer is not known yet."""
+
+    def apply(self, queues: Queues) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if not queues.is_alive(queues.caller):
+            return (), ()
+        tables, here = queues.tables, set(self.runs)
+        runs = tables.fences_of(queues.caller)
+        for fence in sorted(runs.keys() - here, reverse=True):  # each goes to the front
+            if fence <= self.claimed_to:
+                job = tables.get(runs[fence])
+                assert job is not None
+                queues.give_back(job)
+        here -= runs.keys()
+        asked = set(self.requests)
+        requests = {request.id for request in tables.requests_of(queues.caller)}
+        for id in sorted(requests - asked):
+            if id <= self.requested_to:
+                lines.release(queues, id, used=True)
+        return tuple(sorted(here)), tuple(sorted(asked - requests))
 
 
 class Checkpoint(Act[bool], leased=True):

@@ -8,9 +8,9 @@ import trio
 
 from ... import JobCancelledError
 from .. import Claim, DurableState, JobDeadError, Postponed, Released, Succeeded
-from ..acts.inspection import AllInstances, StatusOf
+from ..acts.inspection import AllInstances, Check, StatusOf
 from ..acts.orders import Cancel
-from ..acts.runs import Checkpoint, LendSlot, RegainSlot
+from ..acts.runs import Checkpoint, Compare, LendSlot, RegainSlot
 from ._bench import LEASE, RETURNED, STOP, Bench, Played, ends, new_job
 
 
@@ -224,6 +224,51 @@ class CrashStories(Bench):
             for _ in range(2):
                 await store.declare_dead("here", 7)
             await runs_again(store, run)
+
+    async def test_runs_that_only_the_store_has_are_given_back_and_those_it_lacks_are_named(
+        self,
+    ) -> None:
+        async with self.playing(max_crashes=1) as store:
+            runs = await store.begin(*(new_job(n, session=f"s{n}") for n in range(4)))
+            first, second, third, late = runs
+            assert [run.fence for run in runs] == sorted(run.fence for run in runs)
+            assert await store.do(Checkpoint(first.id, first.fence, "7"))
+            # it does not know yet that the last was claimed
+            has = [third.fence, late.fence + 1, late.fence + 2]
+            lost = await store.twice(Compare(has, third.fence, [], 0))
+            assert lost == ((late.fence + 1, late.fence + 2), ())
+            again = await store.claim(9)
+            assert [(run.id, run.crashes, run.attempt) for run in again] == [
+                *((first.id, 0, 1), (second.id, 0, 1))
+            ]
+            assert again[0].checkpoint == "7"
+            assert again[0].fence > late.fence
+            stale = await store.step(ends(RETURNED, *runs), 0)
+            assert stale.stale == (first.fence, second.fence)
+            assert await store.do(Compare([], again[0].fence, [], 0)) == ((), ())
+            (run,) = await store.claim(9)
+            assert run.id == first.id
+            assert (await store.step(ends(RETURNED, run, again[1]), 0)).stale == ()
+            assert (await store.look(Check())).problems == ()
+
+    async def test_a_cancelled_run_that_only_the_store_has_ends(self) -> None:
+        async with self.playing() as store:
+            (run,) = await store.begin(new_job())
+            assert await store.do(Cancel(run.id, "{}"))
+            assert await store.do(Compare([], run.fence, [], 0)) == ((), ())
+            status = await store.look(StatusOf(run.id))
+            assert status is not None
+            assert status.state is DurableState.CANCELLED
+
+    async def test_an_instance_without_its_lease_compares_nothing(self) -> None:
+        if not self.leased:
+            return
+        async with self.playing() as store:
+            (run,) = await store.begin(new_job())
+            await self.lease_over()
+            assert await store.do(Compare([run.fence + 1], run.fence, [7], 7)) == ((), ())
+            await store.join()
+            await store.end((await store.claim())[0])
 
     async def test_a_cancelled_job_is_cancelled_by_a_crash_that_would_make_it_dead(self) -> None:
         async with self.doomed(new_job("x", session="s"), max_crashes=1) as claims:

@@ -15,6 +15,7 @@ from .. import DurableLanes, QuotaLevel
 from ..acts.inspection import AllStatistics
 from ..acts.locks import Acquire, LevelsOf, Release, ResetQuota, Settle, Spend
 from ..acts.logs import DropLog, LogPage, WriteLog
+from ..acts.runs import Compare
 from ..store import LISTED, REQUESTS_LISTED, STEP_BYTES
 from ._bench import Bench, ticket
 
@@ -154,6 +155,31 @@ class LockStories(Bench):
                 await spent.settle(tokens=5)
             assert "tokens" in repr(quota)
             assert "5 tokens" in repr(spent)
+
+    async def test_requests_that_only_the_store_has_are_ended_and_those_it_lacks_are_named(
+        self,
+    ) -> None:
+        async with self.playing() as store:
+            made: list[Any] = [await store.do(Acquire("k", False)) for _ in range(3)]
+            held, next_one, late = (request for request, _ in made)
+            # it does not know yet that the last was made
+            lost = await store.twice(Compare([], 0, [next_one, late + 1], next_one))
+            assert lost == ((), (late + 1,))
+            assert await store.served(held) is None
+            served = await store.served(next_one)
+            assert served is not None
+            assert served > late
+            await store.do(Release(next_one, True))
+            assert await store.served(late) is not None
+            took: Any = await store.do(Spend("q", [TOKENS], {"tokens": 1}))
+            waits: Any = await store.do(Spend("q", [TOKENS], {"tokens": 1}))
+            assert took[1] is not None
+            assert waits[1] is None
+            assert await store.do(Compare([], 0, [late], waits[0])) == ((), ())
+            assert await store.served(waits[0]) is None
+            (level,) = await store.look(LevelsOf("q"))
+            assert level.used == 1  # nobody gives it back
+            await store.do(Release(late, True))
 
     async def test_a_lock_goes_over_instances_and_is_freed_with_its_lease(self) -> None:
         if not self.leased:

@@ -117,25 +117,6 @@ function drop_instance(id)
   call('HDEL', ROOT .. 'kinds', info.kind)
 end
 
--- `fences`: JSON; of the runs of the instance whose ends are not recorded. The server may have older
--- data: what it has besides is given back. Answer: the fences of which it knows nothing.
-function WRITES.compare_runs(instance, fences)
-  local lost, has, held = { 0 }, {}, set_of(cjson.decode(fences))
-  for _, id in ipairs(runs_of(instance)) do
-    local job = find(id)
-    has[job.fence] = true
-    if not held[job.fence] then
-      give_back(job)
-    end
-  end
-  for fence in pairs(held) do
-    if not has[fence] then
-      lost[#lost + 1] = fence
-    end
-  end
-  return lost
-end
-
 function WRITES.leave(instance)
   remove_instance(instance)
   return { 0 }

@@ -1,5 +1,51 @@
 -- Acts of one run, and of those who send to it. Those of a run begin with its instance, id and fence.
 
+-- Take the numbers that a store has, in order, out of those that the instance has, JSON. Return the rest,
+-- and what the store has besides, up to a number.
+local function compared(theirs, ours, up_to)
+  local here, besides, lost = {}, {}, {}
+  for _, number in ipairs(cjson.decode(ours)) do
+    here[number] = true
+  end
+  for _, number in ipairs(theirs) do
+    if not here[number] and number <= tonumber(up_to) then
+      besides[#besides + 1] = number
+    end
+    here[number] = nil
+  end
+  for number in pairs(here) do
+    lost[#lost + 1] = number
+  end
+  return lost, besides
+end
+
+-- `runs`, `requests`: JSON. Answer: what the store lacks of both.
+function WITH_TICKET.compare(instance, runs, claimed_to, requests, requested_to)
+  if not is_alive(instance) then
+    return { 0, {}, {} }
+  end
+  local fences, ids = {}, {}
+  local flat = ask('ZRANGE', ROOT .. 'run:' .. instance, 0, -1, 'WITHSCORES')
+  for at = 1, #flat, 2 do
+    fences[#fences + 1] = tonumber(flat[at + 1])
+    ids[fences[#fences]] = flat[at]
+  end
+  local lost_runs, runs_besides = compared(fences, runs, claimed_to)
+  for place = #runs_besides, 1, -1 do  -- each goes to the front
+    give_back(find(ids[runs_besides[place]]))
+  end
+  local numbers = {}
+  for _, id in ipairs(members(ROOT .. 'ki:' .. instance)) do
+    numbers[#numbers + 1] = tonumber(id)
+  end
+  table.sort(numbers)
+  local lost_requests, requests_besides = compared(numbers, requests, requested_to)
+  for _, number in ipairs(requests_besides) do
+    lines.release(int(number), true)
+  end
+  return { 0, lost_runs, lost_requests }
+end
+
 local function keep(job, data)
   put_text(ROOT .. 'c:' .. job.id, data)
   job.kept = true
