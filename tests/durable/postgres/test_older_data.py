@@ -71,8 +71,12 @@ async def test_after_a_crash_that_took_the_last_commits_store_and_workers_agree_
     found = programs()
     assert found is not None
     dice = random.Random(seed)
-    late = {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
-    server = Server(found, synchronous_commit="off", **late)
+    server = Server(
+        found,
+        synchronous_commit="off",
+        wal_writer_delay="10s",
+        wal_writer_flush_after="1GB",
+    )
 
     def crash() -> None:
         server.stop(signal.SIGQUIT)

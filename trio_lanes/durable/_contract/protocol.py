@@ -84,9 +84,6 @@ class Store(Protocol):
     """Whether a step may be asked while the one before has no answer yet. The store does it after
     that one, and only if that one gets its answer: else it raises `StoreUnavailableError`, and has
     done nothing. A store without this attribute is asked for one step at a time."""
-    renewed: trio.Event | None = None
-    """It is set, and another takes its place, when the store has a new connection, whose server may
-    have older data: then a heartbeat is sent at once. A store without this attribute has none."""
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[None]:
         """Connect, and write the lanes that the store lacks. Closing forgets no job, ends no run.
@@ -129,6 +126,15 @@ class Store(Protocol):
     @property
     def leased(self) -> bool:
         """Whether the store has leases; else `beat` need not be called."""
+
+    @property
+    def renewed(self) -> trio.Event | None:
+        """An event that is set when the store has a new connection; then another takes its place.
+
+        The server may have older data, so a heartbeat is sent at once. A store without this
+        attribute, or with None, has no servers.
+        """
+        return None
 
     def wake(self) -> AsyncIterator[None]:
         """Yield whenever the worker should take a step: a hint, possibly superfluous or late."""

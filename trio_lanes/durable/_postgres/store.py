@@ -86,7 +86,7 @@ class PostgresStore(SqlStore):
         self._opening: Opening
         self._clock: trio.abc.Clock
         self._token: trio.lowlevel.TrioToken
-        self.renewed: trio.Event = trio.Event()
+        self.renewed = trio.Event()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.PostgresStore {self._name}, namespace {self._namespace!r}>"
@@ -165,8 +165,9 @@ class PostgresStore(SqlStore):
             self._token.run_sync_soon(self._renew)
 
     def _renew(self) -> None:
-        self.renewed.set()
-        self.renewed = trio.Event()
+        renewed, self.renewed = self.renewed, trio.Event()
+        assert renewed is not None
+        renewed.set()
 
     @contextmanager
     def _translating(self) -> Iterator[None]:

@@ -39,8 +39,11 @@ Invariants, true between any two transactions:
 10. The claims of an instance's last step are its RUNNING jobs whose fence is above
    `LastStep.fences_after`. So a step that is asked for again finds its claims, however its answer
    was lost. No other instance can have given them back while the instance has its lease.
+11. Tables may come back as they were before, under instances that live. Then a RUNNING job whose
+   instance knows nothing of it, or a request, is found by that instance's next `acts.runs.Compare`,
+   and a run that the tables lack is cancelled there.
 
-`inspection.check` compares the tables with these.
+`inspection.check` compares the tables with these, but for the last.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class EngineStore(ABC):
         self.patience = patience
         self.steps_ahead: bool = False
         self.leased: bool = True
+        self.renewed: trio.Event | None = None
         self.instance: str = ""
         """The incarnation that makes the next call: each call reads it at its beginning."""
         self._waiters: Final = Waiters()
