@@ -35,7 +35,7 @@ from ..acts.orders import (
     Requeue,
     Resume,
 )
-from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
+from ..acts.runs import Checkpoint, Compare, EmitEvent, LendSlot, RegainSlot, Send, Take
 from ..acts.schedules import DropSchedule, FireSchedule, PauseSchedule, PutSchedule, SchedulesOf
 from ..store import Act, Question
 from ._bench import ERROR, STOP, Bench, Played, new_job, ticket
@@ -236,6 +236,11 @@ async def checkpoint(store: Played) -> Case:
     )
 
 
+async def compare(store: Played) -> Case:
+    (run,) = await store.begin(new_job())
+    return Case(Compare([run.fence], 0, [], 0), lambda: store.end(run))
+
+
 async def take(store: Played) -> Case:
     dead = await _dead(store, "taken")
     (run,) = await store.begin(new_job(session="taken"))
@@ -319,6 +324,7 @@ CASES: Final[Mapping[type[Act[Any]], Sequence[Callable[[Played], Awaitable[Case]
     Acquire: [acquire],
     Cancel: [cancel],
     Checkpoint: [checkpoint],
+    Compare: [compare],
     Clear: [_of_unknown(Clear("cleared", None, STOP))],
     Configure: [configure_nowhere, configure_used, configure_groups],
     DropLog: [drop_log],
