@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -68,6 +70,41 @@ async def note(what: Any) -> Any:
         notes.execute("INSERT INTO notes VALUES (?)", (json.dumps([run.session, what]),))
     notes.close()
     return what
+
+
+async def last(what: Any) -> None:
+    """Note when this begins and ends. It ends when it is cancelled: late, or never, or at once."""
+
+    def say(word: str) -> None:
+        line = f"{word} {what} {os.getpid()} {time.monotonic()}\n"
+        with open(f"{os.environ['TEST_JOBS']}.runs", "a") as runs:
+            runs.write(line)
+
+    say("begins")
+    try:
+        if what == "never":
+            time.sleep(3600)  # noqa: ASYNC251
+        await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(3 if what == "late" else 0)
+        say("ends")
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[DurableLanes]:
+    """As `served`, in a process that listens as well."""
+    async with open_durable_lanes(
+        SqliteStore(os.environ["TEST_JOBS"]),
+        {"last": last},
+        {"main": 8},
+        lease_ttl=float(os.environ.get("TEST_LEASE", "30")),
+        max_crashes=1_000,
+    ) as lanes:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"{os.environ['TEST_JOBS']}.{os.getpid()}")
+            listener.listen()
+            yield lanes
 
 
 def networked() -> AbstractAsyncContextManager[DurableLanes]:

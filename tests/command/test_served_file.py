@@ -14,7 +14,7 @@ import trio
 
 from tests.command.test_supervisor import FakeChild
 from trio_lanes.command._exits import DONE, CommandError
-from trio_lanes.command._served import served_by
+from trio_lanes.command._served import ServedFile
 from trio_lanes.command._supervisor import supervise
 from trio_lanes.command._worker import WorkerOptions
 from trio_lanes.durable import MemoryStore, SqliteStore, open_durable_lanes
@@ -54,7 +54,7 @@ async def test_a_supervisor_owns_the_file_and_its_workers_use_it(
             assert store == f"--store=sqlite:{path}"
             socket = served.removeprefix("--served=")
             assert stat.S_IMODE(os.stat(os.path.dirname(socket)).st_mode) == 0o700
-            async with served_by(path, socket):
+            async with ServedFile(path, socket).used():
                 async with open_durable_lanes(SqliteStore(path), {"echo": echo}) as lanes:
                     assert "served" in repr(lanes._store)
                     assert await (await lanes.submit("echo", 7)).wait() == 7

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -148,22 +149,92 @@ def test_a_process_that_is_killed_costs_its_runs_one_crash_each_and_nothing_else
 
 
 @pytest.mark.slow
-def test_processes_end_when_their_parent_is_killed(
+def test_processes_end_at_once_when_their_parent_is_killed(
     start: Callable[..., Program], path: Path
 ) -> None:
-    parent = served(start, path, 2, "--grace=0", lease=3)
+    parent = served(start, path, 2)  # with the grace and the lease that are the defaults
     children = pids(parent, 2).values()
     submit(path, 60, 61)
     parent.see("begins", times=2)
     parent.send(signal.SIGKILL)
+    began = time.monotonic()
     parent.ended()
-    until = time.monotonic() + PATIENCE
-    while any(map(lives, children)):  # within a lease, on a quiet machine
-        assert time.monotonic() < until
+    while any(map(lives, children)):
         time.sleep(0.05)
-    again = served(start, path, 2)  # the file is free
+    took = time.monotonic() - began
+    print(f"the processes ended {took:.1f} s after their parent")
+    assert took < 15  # a second or two, on a quiet machine, and not the grace
+    assert parent.count("was given back after") == 2
+    again = served(start, path, 2, "--grace=0")  # the file is free, and so are the jobs
+    run_again = {("running", 1)}
+    wait_for(lambda: {(state, crashes) for _, state, _, crashes in statuses(path)} == run_again)
     again.send(signal.SIGTERM)
     assert again.ended() == 0
+
+
+def last(path: Path, kind: str) -> None:
+    async def submit_all() -> None:
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+            await lanes.submit("last", kind)
+
+    trio.run(submit_all)
+    wait_for(lambda: len(runs(path, kind)) == 1)
+
+
+def runs(path: Path, kind: str) -> list[tuple[str, int, float]]:
+    """What the runs of a job have noted: (begins or ends, pid, when)."""
+    lines = [line.split() for line in Path(f"{path}.runs").read_text().splitlines()]
+    return [(word, int(pid), float(when)) for word, of, pid, when in lines if of == kind]
+
+
+def wait_for(condition: Callable[[], bool]) -> float:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+@pytest.mark.slow
+def test_no_job_runs_twice_at_once_when_a_parent_is_killed_and_started_again(
+    start: Callable[..., Program], path: Path
+) -> None:
+    lease = 8
+    Path(f"{path}.runs").touch()
+    arguments = "worker", "tests.command.app:listening", "--processes=2", f"--store=sqlite:{path}"
+    environment = {"TEST_JOBS": str(path), "TEST_LEASE": str(lease)}
+    parent = start(*arguments, **environment)
+    parent.see("is ready", times=2)
+    last(path, "never")  # it holds up its process, so the other gets the next
+    ((_, never_pid, _),) = runs(path, "never")
+    last(path, "late")
+    parent.send(signal.SIGKILL)
+    killed = time.monotonic()
+    again = start(*arguments, **environment)
+
+    # the process that its body holds up listens no more, soon; the clock ends it
+    listener = f"{path}.{never_pid}"
+    closed = wait_for(lambda: not answers(listener)) - killed
+    died = wait_for(lambda: not lives(never_pid))
+    print(f"closed after {closed:.1f} s, ended after {died - killed:.1f} s")
+    assert closed < died - killed
+    assert died - killed < lease + 2
+
+    for kind in ("late", "never"):
+        wait_for(lambda kind=kind: [word for word, *_ in runs(path, kind)].count("begins") == 2)
+    (_, _, again_at) = runs(path, "never")[1]
+    assert again_at > died - 0.05
+    assert [word for word, *_ in runs(path, "late")] == ["begins", "ends", "begins"]
+    again.close()
+
+
+def answers(listener: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as asking:
+        try:
+            asking.connect(listener)
+        except OSError:
+            return False
+    return True
 
 
 def lives(pid: int) -> bool:

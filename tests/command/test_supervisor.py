@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -39,14 +40,19 @@ class FakeChild(Child):
             self.works.set()
         self.obeys = obeys
         self.signals: list[tuple[float, int]] = []
-        self.reports: list[int] = []
+        self.reports: list[str] = []
+        self.instances = deque([f"instance {pid}"])
         self.code: int | None = None
         self.over = trio.Event()
         self.closed = False
 
-    async def wait_ready(self) -> bool:
+    async def hear(self, ready: Callable[[], object]) -> None:
         await self.works.wait()
-        return True
+        ready()
+        await trio.sleep_forever()
+
+    def hear_rest(self) -> None:
+        self.instances.append(f"last of {self.pid}")
 
     async def wait(self) -> int:
         await self.over.wait()
@@ -60,8 +66,8 @@ class FakeChild(Child):
         elif signum in self.obeys:
             self.end(0 if self.works.is_set() else -signum)
 
-    async def report_end(self, pid: int) -> None:
-        self.reports.append(pid)
+    async def report_end(self, instance: str) -> None:
+        self.reports.append(instance)
         await trio.lowlevel.checkpoint()
 
     def end(self, code: int) -> None:
@@ -228,14 +234,15 @@ async def test_the_end_of_a_child_is_reported_to_one_that_is_ready(
         for child in play.children[:2]:
             child.end(-KILL)
         await wait_all_tasks_blocked()
-        assert sorted(play.children[2].reports) == [1000, 1001]
+        ended = ["instance 1000", "instance 1001", "last of 1000", "last of 1001"]
+        assert sorted(play.children[2].reports) == ended
         play.works = False
         play.children[2].end(-KILL)
         await trio.sleep(0.6)
         assert [child.reports for child in play.children[3:]] == [[]] * 3
         play.children[4].works.set()
         await wait_all_tasks_blocked()
-        assert play.children[4].reports == [1002]
+        assert sorted(play.children[4].reports) == ["instance 1002", "last of 1002"]
         await play.send.send(TERM)
 
 

@@ -1,5 +1,6 @@
 """One worker: signals at every moment of its life, in this process and in virtual time."""
 
+import faulthandler
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.command import app
-from trio_lanes.command import _worker
+from trio_lanes.command import _children, _worker
 from trio_lanes.command._children import Child, ParentConnection
 from trio_lanes.command._exits import DONE, NO, CommandError, first_leaf
 from trio_lanes.command._worker import WorkerOptions, work
@@ -259,28 +260,83 @@ async def test_an_exception_of_the_application_is_logged_with_its_traceback(
 # ---- the line to a supervisor
 
 
-async def test_it_says_when_it_is_ready_and_ends_when_its_parent_is_gone(
-    worker: Worker, autojump_clock: MockClock
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clocks that would end this process; nothing else of it ends, either."""
+    clocks: list[float] = []
+    monkeypatch.setattr(_children, "end_by_clock", clocks.append)
+    monkeypatch.setattr(_children, "end_listeners", lambda: None)
+    monkeypatch.setattr(_children, "LISTENERS_END_AFTER", 0)
+    return clocks
+
+
+async def test_it_says_which_incarnation_it_is_and_when_it_is_ready(
+    worker: Worker, clocks: list[float]
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         async with running(worker, line=theirs.detach()):
-            await worker.submit(5)
-            assert ours.recv(1) == b"r"
-            ours.close()
+            await worker.submit("x")
+            assert worker.lanes is not None
+            (me,) = await worker.lanes.instances()
+            assert ours.recv(100).decode() == f"joins {me.id}\nready\n"
+            signal.raise_signal(TERM)
     assert worker.code == DONE
-    assert trio.current_time() == 5
+    assert not clocks
+
+
+async def test_when_its_parent_is_gone_its_jobs_are_cancelled_at_once(
+    worker: Worker, clocks: list[float], mock_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = socket.socketpair()
+    async with running(worker, line=theirs.detach(), grace=30):
+        job = await worker.submit(5)
+        ours.close()
+    assert worker.after == ["left"]
+    assert trio.current_time() == 0  # without any grace
+    assert "act 1" not in caplog.text
+    assert "the parent of this process has ended" in caplog.text
+    (left,) = clocks
+    assert 20 < left < 0.95 * 30  # the lease
+    assert job.id
 
 
 async def test_a_line_that_is_cut_before_it_is_ready_ends_it_too(
-    worker: Worker, autojump_clock: MockClock
+    worker: Worker, clocks: list[float]
 ) -> None:
     ours, theirs = socket.socketpair()
     theirs.send(b"x")  # unread, so that the cut is a reset
     ours.close()
+    worker.opening = trio.sleep_forever
     async with running(worker, line=theirs.detach()):
         pass
+    assert worker.after == ["left"]
+    assert clocks == [pytest.approx(_worker.ENDS_WITHIN)]  # there is no lease
+
+
+async def test_the_end_of_the_parent_is_nothing_to_a_process_that_ends_already(
+    worker: Worker, clocks: list[float]
+) -> None:
+    ours, theirs = socket.socketpair()
+    async with running(worker, line=theirs.detach()):
+        await worker.opened.wait()
+        signal.raise_signal(TERM)
+    ours.close()
     assert worker.code == DONE
+    assert not clocks
+
+
+def test_the_clock_ends_a_process_whatever_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def later(seconds: float, **options: Any) -> None:
+        asked.append((seconds, options))
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
+    _children.end_by_clock(7)
+    _children.end_by_clock(-1)  # the lease is over already
+    options = {"exit": True, "file": 2}
+    assert asked == [(7, options), (0.001, options)]
 
 
 async def test_a_store_of_one_process_is_refused_under_a_supervisor(
@@ -309,40 +365,70 @@ async def test_what_a_handler_starts_does_not_hold_the_line(worker: Worker) -> N
             signal.raise_signal(TERM)
 
 
-async def test_it_may_say_so_to_a_parent_that_is_gone() -> None:
+async def test_it_may_say_so_to_a_parent_that_is_gone(clocks: list[float]) -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     line = ParentConnection(theirs.detach())
-    await line.say_ready()
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await line.hold(print)
-    await line.say_ready()
+    line.say_ready()
+    line.say_joins("me")
+    with line.heard(print, print, lambda: 30.0):
+        await wait_all_tasks_blocked()
 
 
-async def test_a_parent_reports_ends_to_a_child_that_may_have_ended() -> None:
-    ours, theirs = trio.socket.socketpair()
+async def test_a_parent_hears_its_child_to_the_last_word() -> None:
+    ours, theirs = socket.socketpair()
     process = await trio.lowlevel.open_process(["true"])
-    child = Child(process, trio.SocketStream(ours))
-    await child.report_end(7)
-    await child.report_end(12)
-    assert await theirs.recv(100) == b"7\n12\n"
+    child = Child(process, ours)
+    ready = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child.hear, ready.set)
+        for part in (b"joi", b"ns one\nrea", b"dy\njoins two\njoi"):  # it may be cut anywhere
+            theirs.send(part)
+            await wait_all_tasks_blocked()
+        assert ready.is_set()
+        nursery.cancel_scope.cancel()
+    theirs.send(b"ns three\n")
+    child.hear_rest()
+    child.hear_rest()
+    assert [*child.instances] == ["one", "two", "three"]
     theirs.close()
-    await child.report_end(7)
+    await child.hear(ready.set)
+    child.hear_rest()
     await child.aclose()
-    await child.report_end(7)
     await child.wait()
 
 
-async def test_what_a_process_ran_is_given_back_when_the_parent_reports_its_end(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    buried: list[tuple[str, int]] = []
+async def test_a_parent_reports_ends_to_a_child_that_may_have_ended() -> None:
+    ours, theirs = socket.socketpair()
+    process = await trio.lowlevel.open_process(["true"])
+    child = Child(process, ours)
+    await child.report_end("one")
+    await child.report_end("two")
+    assert theirs.recv(100) == b"one\ntwo\n"
+    theirs.send(b"unread, so that the cut is a reset")
+    theirs.close()
+    await child.report_end("one")
+    await child.hear(bool)
+    await child.aclose()
+    await child.report_end("one")
+    await child.wait()
 
-    async def declare_dead(store: MemoryStore, host: str, pid: int) -> None:
+
+async def test_what_an_incarnation_ran_is_given_back_when_the_parent_reports_its_end(
+    worker: Worker,
+    clocks: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    buried: list[str] = []
+    all_are = trio.Event()
+
+    async def declare_dead(store: MemoryStore, instance: str) -> None:
         await trio.lowlevel.checkpoint()
-        buried.append((host, pid))
-        if pid == 12:
+        buried.append(instance)
+        if len(buried) == 3:
+            all_are.set()
+        if instance == "two":
             raise StoreUnavailableError("no connection")
 
     monkeypatch.setattr(MemoryStore, "declare_dead", declare_dead)
@@ -350,9 +436,26 @@ async def test_what_a_process_ran_is_given_back_when_the_parent_reports_its_end(
     with ours:
         async with running(worker, line=theirs.detach()):
             await worker.opened.wait()
-            for part in (b"12", b"3\n12\n7\n"):  # the stream may cut them anywhere
+            for part in (b"on", b"e\ntwo\nthree\n"):  # the stream may cut them anywhere
                 ours.send(part)
-                await wait_all_tasks_blocked()
-            assert buried == [(socket.gethostname(), pid) for pid in (123, 12, 7)]
+            await all_are.wait()
+            assert buried == ["one", "two", "three"]
             signal.raise_signal(TERM)
-    assert "the jobs of process 12 could not be given back" in caplog.text
+    assert "the jobs of instance two, which has ended, could not be given back" in caplog.text
+    assert not clocks
+
+
+async def test_what_listens_still_is_ended_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    one, other = socket.socketpair()
+    with one, other, socket.create_server(("127.0.0.1", 0)) as tcp, (tmp_path / "x").open("w") as x:
+        sockets = [tcp, one, x]
+        names = [*(str(one.fileno()) for one in sockets), "1000000"]
+        monkeypatch.setattr(os, "listdir", lambda path: names)
+        _children.end_listeners()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(tcp.getsockname())
+        one.send(b"x")
+        assert other.recv(1) == b"x"
+        x.write("x")

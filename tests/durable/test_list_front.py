@@ -120,7 +120,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     with mock.patch.multiple(SqliteTables, _queue_front=2, _list_front=2):
         tables.begin()
         engine = Engine(tables, opening)
-        engine.join("me", lease_until=float("inf"), all_others=True)
+        engine.join("me", lease_until=float("inf"))
         yield engine
     connection.close()
 
@@ -154,7 +154,7 @@ def test_an_act_that_was_undone_can_be_done_again(engine: Engine) -> None:
     tables.commit(0.0)
     tables.begin()
     later = Engine(tables, attrs.evolve(engine.opening, names=frozenset({"new"})))
-    later.join("later", lease_until=float("inf"), all_others=True)
+    later.join("later", lease_until=float("inf"))
     tables.commit(0.0)
     for undone in (True, False):
         tables.begin()

@@ -124,7 +124,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.engine.now = self.now
         self.incarnations += 1
         self.instance = f"incarnation {self.incarnations}"
-        self.engine.join(self.instance, lease_until=float("inf"), all_others=True)
+        self.engine.join(self.instance, lease_until=float("inf"))
         self.steps = 0
         self.commit()
 

@@ -10,11 +10,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final, final
 
 import trio
 
 from ..durable import SqliteStore, Store
 from ..durable._sqlite.guest import host
+from ..durable._sqlite.life_lock import forget_life, hold_life
 from ..durable._wire.client import ServedStoreClient
 from ..durable._wire.sockets import connect_unix, serve_unix
 from ..durable._wire.stand_in import standing_in
@@ -33,15 +35,50 @@ async def serve_file(path: Path) -> AsyncIterator[str]:
                 nursery.cancel_scope.cancel()
 
 
-@asynccontextmanager
-async def served_by(path: Path | None, socket: str) -> AsyncIterator[None]:
-    """Let the lanes of the application use the file that the supervisor serves."""
+@final
+class ServedFile:
+    """The file that the supervisor of this process serves.
 
-    def find(store: Store) -> Store:
+    Args:
+      path: the file, as the option ``--store`` names it; None: there was no such option.
+      socket: the socket at which it is served.
+    """
+
+    def __init__(self, path: Path | None, socket: str) -> None:
+        self._path: Final = path
+        self._socket: Final = socket
+        self._clients: Final[list[ServedStoreClient]] = []
+        self._lives: Final[list[str]] = []
+        self._is_gone = False
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[None]:
+        """Let the lanes of the application, in this block, use it."""
+        with standing_in(self._find):
+            yield
+        if self._path is not None and not self._is_gone:  # else its file says when this has ended
+            forget_life(self._path, *self._lives)
+
+    def _find(self, store: Store) -> Store:
         of_file = os.path.realpath(store.path) if isinstance(store, SqliteStore) else None
-        if path is None or of_file != os.path.realpath(path):
-            raise CommandError(f"the application works on {store!r}, and --store names {path}")
-        return ServedStoreClient(lambda: connect_unix(socket), name=f"sqlite:{path}, served")
+        if self._path is None or of_file != os.path.realpath(self._path):
+            raise CommandError(
+                f"the application works on {store!r}, and --store names {self._path}"
+            )
+        client = ServedStoreClient(
+            lambda: connect_unix(self._socket), name=f"sqlite:{self._path}, served"
+        )
+        self._clients.append(client)
+        return client
 
-    with standing_in(find):
-        yield
+    def joins(self, incarnation: str) -> None:
+        """Note that this process is going to be an incarnation in the file."""
+        assert self._path is not None
+        hold_life(self._path, incarnation)
+        self._lives.append(incarnation)
+
+    def is_gone(self) -> None:
+        """Let all calls fail at once from now on: the supervisor has ended."""
+        self._is_gone = True
+        for client in self._clients:
+            client.give_up("the parent of this process, which served it, has ended")

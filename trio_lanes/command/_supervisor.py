@@ -73,7 +73,7 @@ class Supervisor:
         self._forwarded: Final = forwarded
         self._children: Final[dict[int, Child]] = {}  # {number: child that lives}
         self._ready: Final[set[int]] = set()  # the numbers of children that are ready
-        self._ended_pids: Final[list[int]] = []  # of children whose end was not reported
+        self._ended_instances: Final[list[str]] = []  # whose end was not reported to a child
         self._reporting: Final = trio.Lock()
         self._first_ready: Final = trio.Event()
         self._stop: Final = trio.Event()
@@ -124,7 +124,7 @@ class Supervisor:
             logger.error("process %d could not be started, which is tried again: %s", number, error)
             return CRASHED
         self._children[number] = child
-        code = CRASHED
+        code: int | None = None
         try:
             logger.info("process %d started, pid %d", number, child.pid)
             if self._stop.is_set():  # the signal came during the start
@@ -137,26 +137,34 @@ class Supervisor:
             del self._children[number]
             self._ready.discard(number)
             with trio.CancelScope(shield=True):
+                child.hear_rest()
                 await child.aclose()
-                if code != DONE:  # else it has left the store
-                    self._ended_pids.append(child.pid)
+                if code not in (DONE, None):  # else it has left the store, or may still live
+                    self._ended_instances.extend(child.instances)
                     await self._report_ends()
         self._ended(number, child, code)
         return code
 
     async def _hear(self, number: int, child: Child) -> None:
-        if await child.wait_ready():
+        ready = trio.Event()
+
+        def note() -> None:
             logger.info("process %d is ready", number)
             self._ready.add(number)
             self._first_ready.set()
+            ready.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child.hear, note)
+            await ready.wait()
             await self._report_ends()
 
     async def _report_ends(self) -> None:
         """Report the ends of children to a child that is ready, if there is one."""
         async with self._reporting:
-            while self._ready and self._ended_pids:
+            while self._ready and self._ended_instances:
                 child = self._children[min(self._ready)]
-                await child.report_end(self._ended_pids.pop())
+                await child.report_end(self._ended_instances.pop())
 
     def _ended(self, number: int, child: Child, code: int) -> None:
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"

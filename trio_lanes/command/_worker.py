@@ -4,6 +4,8 @@ Signal handlers are installed before the application is imported, so a signal ne
 that has claimed jobs. Until the process is ready, a signal ends the process at once. Then
 `shutdown_on_signals` handles signals. A signal after the drain ends a process that still waits for
 bodies that do not end.
+
+The end of the supervisor is no signal: it cancels all there is, at once. See `ParentConnection`.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from __future__ import annotations
 import logging
 import math
 import signal
-import socket
+import time
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Final, final
 
@@ -22,16 +24,19 @@ import trio
 
 from .. import DrainReport, shutdown_on_signals
 from ..durable import DurableLanes, Store, StoreError
+from ..durable._runs.lease import Lease, watching_leases
 from ._application import NeedsLoop, find_object, open_application
 from ._children import ParentConnection
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
-from ._served import served_by
+from ._served import ServedFile
 
 logger: Final = logging.getLogger("trio_lanes.command")
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 RESETTING: Final = signal.SIGUSR1
 RELOADING: Final = signal.SIGHUP
+ENDS_WITHIN: Final = 30.0
+"""Seconds in which a process without a supervisor ends, also if it has a longer lease."""
 
 
 @final
@@ -73,12 +78,14 @@ async def work(options: WorkerOptions) -> int:
     """Run the application's lanes until a signal ends them. Return the exit code."""
     worker = _ThisWorker(options)
     try:
-        with trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals:
+        with (
+            trio.open_signal_receiver(*ENDING, RESETTING, RELOADING) as signals,
+            ExitStack() as connection,
+        ):
             async with trio.open_nursery() as nursery:
-                everything = trio.CancelScope()
-                nursery.start_soon(worker.take_signals, signals, everything)
-                with everything:
-                    await worker.run(nursery)
+                nursery.start_soon(worker.take_signals, signals)
+                with worker.everything:
+                    await worker.run(nursery, connection)
                 nursery.cancel_scope.cancel()
     except Exception as error:
         if exit_code(first_leaf(error)) is None:  # its message alone does not explain it
@@ -96,37 +103,71 @@ class _ThisWorker:
     def __init__(self, options: WorkerOptions) -> None:
         self._options: Final = options
         self._report: DrainReport | None = None
-        self._ended_pids, self._ended = trio.open_memory_channel[int](math.inf)
+        self._line: ParentConnection | None = None
+        self._served: ServedFile | None = None
+        self._leases: Final[list[Lease]] = []
+        self._ended_instances, self._ended = trio.open_memory_channel[str](math.inf)
+        self.everything: Final = trio.CancelScope()
         self.ready = False
 
     @property
     def code(self) -> int:
         return NO if self._report is not None and self._report.abandoned else DONE
 
-    async def take_signals(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
+    async def take_signals(self, signals: AsyncIterator[int]) -> None:
         """End the process at a signal that comes before it is ready, or after the drain."""
         async for signum in signals:
             if signum in self._options.forwarded:
                 continue
             abandoned = self._report is not None and self._report.abandoned
-            if everything.cancel_called or abandoned:
+            if self.everything.cancel_called or abandoned:
                 # some code ignores its cancellation: end by the signal's default action
                 signal.signal(signum, signal.SIG_DFL)
                 signal.raise_signal(signum)
-            everything.cancel()
+            self.everything.cancel()
 
-    async def run(self, nursery: trio.Nursery) -> None:
+    # ---- the supervisor
+
+    def _note_incarnation(self, lease: Lease, incarnation: str) -> None:
+        if lease not in self._leases:
+            self._leases.append(lease)
+        if self._served is not None:
+            self._served.joins(incarnation)
+        if self._line is not None:
+            self._line.say_joins(incarnation)
+
+    def _time_left(self) -> float:
+        """Return the seconds in which this process must end, if it can renew no lease."""
+        now = time.monotonic()
+        return min([now + ENDS_WITHIN, *(lease.ends for lease in self._leases)]) - now
+
+    def _is_orphan(self) -> None:
+        logger.error(
+            "the parent of this process has ended: the jobs of this process are cancelled, and it"
+            " ends, within %.1f s",
+            self._time_left(),
+        )
+        if self._served is not None:
+            self._served.is_gone()
+        self.everything.cancel()
+
+    async def run(self, nursery: trio.Nursery, connection: ExitStack) -> None:
+        """Run the application's lanes; hear the supervisor until the end of ``connection``."""
         options = self._options
-        line = None if options.line is None else ParentConnection(options.line)
+        line = self._line = None if options.line is None else ParentConnection(options.line)
         if line is not None:
-            nursery.start_soon(line.hold, self._ended_pids.send_nowait)
+            connection.enter_context(
+                line.heard(self._ended_instances.send_nowait, self._is_orphan, self._time_left)
+            )
         reload = None if options.reload is None else find_object(options.reload)
         if reload is not None and not callable(reload):
             raise CommandError(f"{options.reload} must be a function, not {reload!r}")
-        async with (
-            nullcontext() if options.served is None else served_by(options.store, options.served),
-            open_application(options.application) as lanes,
-        ):
+        async with AsyncExitStack() as opened:
+            opened.enter_context(watching_leases(self._note_incarnation))
+            if options.served is not None:
+                self._served = ServedFile(options.store, options.served)
+                await opened.enter_async_context(self._served.used())
+            lanes = await opened.enter_async_context(open_application(options.application))
             if line is not None and not lanes._store.leased:
                 raise CommandError(
                     f"{lanes._store!r} takes one worker: leave --processes out, or give its file "
@@ -139,7 +180,7 @@ class _ThisWorker:
                 names = ", ".join(lanes._handlers)
                 logger.info("ready: works on %r, with the handlers %s", lanes._store, names)
                 if line is not None:
-                    await line.say_ready()
+                    line.say_ready()
             report = self._report
             if report is not None and report.abandoned:
                 logger.error(
@@ -150,15 +191,15 @@ class _ThisWorker:
         logger.info("all jobs have ended; the worker ends" if not self.code else "the worker ends")
 
     async def _declare_dead(self, store: Store) -> None:
-        """Give back at once what processes ran whose end the supervisor reports."""
-        async for pid in self._ended:
+        """Give back at once what incarnations ran whose end the supervisor reports."""
+        async for instance in self._ended:
             try:
-                await store.declare_dead(socket.gethostname(), pid)
+                await store.declare_dead(instance)
             except StoreError as error:
                 logger.error(
-                    "the jobs of process %d could not be given back,"
+                    "the jobs of instance %s, which has ended, could not be given back,"
                     " which the end of its lease does: %s",
-                    pid,
+                    instance,
                     error,
                 )
 

@@ -52,7 +52,7 @@ LUA_ONLY = {
         Fronts.drop Fronts.front Fronts.first Fronts.pop
     """,
     "engine": """
-        runs_of set_of leave declare_dead forget_done
+        runs_of set_of leave forget_done
         read_item refusal
     """,
     "holds": "holds_of",

@@ -161,9 +161,12 @@ class StoreUnavailableError(StoreError):
       unknown: False: the call has changed nothing. True: it may have happened, since its answer was
         lost or the store could neither complete nor undo it. A job with a key can be submitted
         again in that case too.
+      final: whether no later call of this instance can succeed: its parent, which did its calls,
+        has ended.
     """
 
     unknown: bool = False
+    final: bool = False
 
 
 class BudgetSpentError(LaneError):

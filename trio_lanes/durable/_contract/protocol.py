@@ -114,8 +114,11 @@ class Store(Protocol):
     async def leave(self) -> None:
         """End this incarnation. Each job that it still runs is given back and counts a crash."""
 
-    async def declare_dead(self, host: str, pid: int) -> None:
-        """End the incarnations of a process that has ended, as `leave` does. It can be repeated."""
+    async def declare_dead(self, instance: str) -> None:
+        """End an incarnation whose process has ended, as `leave` does. It can be repeated.
+
+        It is named by its id: another container may have a process with the same host and pid.
+        """
 
     async def beat(self) -> bool:
         """Prolong the lease, then give back the jobs of instances whose lease has expired.

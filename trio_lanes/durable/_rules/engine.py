@@ -188,7 +188,6 @@ class Engine(Queues):
         instance: str,
         *,
         lease_until: float,
-        all_others: bool,
         former: str = "",
         lost: Sequence[tuple[int, int]] = (),
         held: Collection[int] = (),
@@ -199,7 +198,6 @@ class Engine(Queues):
 
         Args:
           instance: the id of the incarnation, which is also the ticket of this act.
-          all_others: whether all other instances are dead, whatever their leases.
           former: the former incarnation of this process. Its runs are given back without a crash.
           lost: (id, fence) of this process's runs that ended with its lease; they count no crash.
           held: fences of runs of ``former`` that have ended, and become runs of ``instance``. A run
@@ -221,7 +219,7 @@ class Engine(Queues):
         host, pid = self.opening.host, self.opening.pid
         info = InstanceInfo(instance, host, pid, self.now, lease_until, tuple(sorted(names)), 0)
         tables.put(INSTANCES, instance, info)
-        self._reap(instance, all_others=all_others)
+        self._reap(instance)
         self.look = True
 
     def beat(self, instance: str, lease_until: float) -> bool:
@@ -230,13 +228,13 @@ class Engine(Queues):
             return False
         info = self.tables.of(INSTANCES)[instance]
         self.tables.put(INSTANCES, instance, attrs.evolve(info, lease_until=lease_until))
-        self._reap(instance, all_others=False)
+        self._reap(instance)
         return True
 
-    def _reap(self, instance: str, *, all_others: bool) -> None:
-        """Remove other instances whose lease has expired, or all; give back their jobs."""
+    def _reap(self, instance: str) -> None:
+        """Remove other instances whose lease has expired; give back their jobs."""
         for info in self.tables.of(INSTANCES).values():
-            if info.id != instance and (all_others or info.lease_until <= self.now):
+            if info.id != instance and info.lease_until <= self.now:
                 self.remove_instance(info.id)
 
     def _forgive(self, id: int, fence: int) -> None:

@@ -21,7 +21,6 @@ from .._contract.waiter import Waiters
 from . import lines, talk
 from .engine import Engine
 from .queues import Queues
-from .tables import INSTANCES
 
 T = TypeVar("T")
 
@@ -167,8 +166,6 @@ class EngineStore(ABC):
             lambda engine: engine.join(
                 ticket,
                 lease_until=self._lease_until(engine),
-                # the only instance holds a lock, so all others in the table are dead
-                all_others=not self.leased,
                 former=former,
                 lost=lost,
                 held=held,
@@ -187,13 +184,8 @@ class EngineStore(ABC):
         me = self.instance
         await self._transact(lambda engine: engine.remove_instance(me))
 
-    async def declare_dead(self, host: str, pid: int) -> None:
-        def remove(engine: Engine) -> None:
-            for info in engine.tables.of(INSTANCES).values():
-                if (info.host, info.pid) == (host, pid):
-                    engine.remove_instance(info.id)
-
-        await self._transact(remove)
+    async def declare_dead(self, instance: str) -> None:
+        await self._transact(lambda engine: engine.remove_instance(instance))
 
     # ---- waits
 

@@ -9,14 +9,20 @@ reports which runs ended for that reason, not by a crash.
 A server may come back with older data: a standby that lagged, or a crash that took the last
 moments. Then it has runs and requests whose ends were lost, and lacks others. So with each
 heartbeat, and on each new connection, this instance says what it has: see `Compare`.
+
+A supervisor of processes has to know which incarnations a process has been, and when their leases
+are over: `watching_leases`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, final
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Protocol, TypeAlias, final
 
 import trio
 
@@ -36,6 +42,25 @@ BEATS: Final = 3
 """How many heartbeats are sent in the time of a lease."""
 BEAT_AGAIN_AFTER: Final = 1.0
 """Seconds after which a heartbeat that failed is sent again."""
+PROCESS_TRUSTED: Final = 0.95
+"""The fraction of a lease after which a process that cannot renew it must have ended."""
+
+Watch: TypeAlias = Callable[["Lease", str], None]
+
+_watch: Final[ContextVar[Watch | None]] = ContextVar("the watch of leases", default=None)
+
+
+@contextmanager
+def watching_leases(watch: Watch) -> Iterator[None]:
+    """Call ``watch`` with each lease of this context, and each incarnation that it is to be for.
+
+    It is called before the store hears of the incarnation. It must neither wait nor raise.
+    """
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
 
 
 class Has(Protocol):
@@ -60,15 +85,29 @@ class Lease:
         self._ttl: Final = ttl
         self._trust = trio.CancelScope()
         self._incarnation = 0
+        self.ends = math.inf
+        """The monotonic time, not Trio's, at which a process that cannot renew it must end."""
 
     async def join(self, lost: Sequence[tuple[int, int]] = (), ticket: str = "") -> None:
         """Join the store as a new incarnation; ``lost`` are (id, fence) of runs of the former."""
-        sent = trio.current_time()
-        await self._store.join(ticket or new_incarnation(), lost, self._worker.held)
+        if not ticket:
+            ticket = self._new_incarnation()
+        sent, ends = trio.current_time(), self._end()
+        await self._store.join(ticket, lost, self._worker.held)
         self._worker.joined()
         self._incarnation += 1
-        deadline = sent + TRUSTED * self._ttl if self._store.leased else math.inf
-        self._trust = trio.CancelScope(deadline=deadline)
+        leased = self._store.leased
+        self._trust = trio.CancelScope(deadline=sent + TRUSTED * self._ttl if leased else math.inf)
+        self.ends = ends
+
+    def _new_incarnation(self) -> str:
+        incarnation, watch = new_incarnation(), _watch.get()
+        if watch is not None:
+            watch(self, incarnation)
+        return incarnation
+
+    def _end(self) -> float:
+        return time.monotonic() + PROCESS_TRUSTED * self._ttl if self._store.leased else math.inf
 
     async def keep(self) -> None:
         """Wait for the deadline; then cancel all runs and join again."""
@@ -93,7 +132,7 @@ class Lease:
         A join without an answer may have happened. So it is asked again with the same ticket: with
         another, the crashes of ``lost`` would be taken back twice.
         """
-        ticket = new_incarnation()
+        ticket = self._new_incarnation()
         while True:
             try:
                 await self.join(lost, ticket)
@@ -109,7 +148,7 @@ class Lease:
             with trio.move_on_after(pause):
                 await renewed.wait()
             renewed = self._renewed()  # before the calls: the next may be made while they wait
-            incarnation, sent = self._incarnation, trio.current_time()
+            incarnation, sent, ends = self._incarnation, trio.current_time(), self._end()
             try:
                 alive = await self._store.beat()
                 pause = self._ttl / BEATS
@@ -117,6 +156,7 @@ class Lease:
                     continue
                 if alive:
                     self._trust.deadline = sent + TRUSTED * self._ttl
+                    self.ends = ends
                     await self._compare()
                 else:
                     self._trust.cancel()

@@ -127,6 +127,7 @@ class Worker:
         self._ended = trio.Event()  # no run is left
         self._idle = trio.Event()  # no run is left, all ends are reported, no claim is under way
         self._unavailable = False
+        self._store_gone = False  # whether no call can succeed any more
         self._warned: Final = events.Warned()
         self._broken: BaseException | None = None  # why the end of a run could not be reported
         self.term: int = 0
@@ -175,10 +176,12 @@ class Worker:
             try:
                 while not self.stopping or self._unfinished or self._asking:
                     await self._step()
+                    if self._store_gone and self.stopping:
+                        break
             finally:
                 self._ahead_scope.cancel()
                 self._asked = self._ahead = None
-                self._answered()
+                self._idle.set()  # also if ends are left, which nothing reports any more
 
     async def ask_ahead(self) -> None:
         """Ask for steps ahead until `pump` ends."""
@@ -229,6 +232,7 @@ class Worker:
                 assert call.answer is not None
                 step = call.answer.unwrap()
         except StoreUnavailableError as error:
+            self._store_gone = error.final
             if not self._unavailable:
                 self._unavailable = True
                 logger.error(
@@ -584,15 +588,14 @@ class Worker:
         self._changed.set()
         with trio.move_on_after(GIVE_UP_AFTER) as in_time:
             await self.wait_idle()
+        if self._unfinished and (in_time.cancelled_caught or self._store_gone):
+            logger.error(
+                "the ends of %d runs could not be reported within %g s, since the store is not"
+                " available; their jobs are run again, with one crash more",
+                len(self._unfinished),
+                GIVE_UP_AFTER if in_time.cancelled_caught else 0,
+            )
         if in_time.cancelled_caught:
-            if self._unfinished:
-                count = len(self._unfinished)
-                logger.error(
-                    "the ends of %d runs could not be reported within %g s, since the store is not"
-                    " available; their jobs are run again, with one crash more",
-                    count,
-                    GIVE_UP_AFTER,
-                )
             self._pumping.cancel()
 
 

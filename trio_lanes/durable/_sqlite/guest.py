@@ -5,8 +5,8 @@ Theory of operation:
 * The host holds the lock of the file and has its only writer. It claims nothing itself.
 * Each worker has a `Guest`: a store object with an engine and an incarnation of its own, whose acts
   are transactions of the host's writer. The rules of many instances hold, with leases.
-* When the host opens the file, every instance in it is dead: their host has ended, so none of them
-  can call any more.
+* When the host opens the file, the host of every instance in it has ended, so none of them can call
+  any more; but the bodies of their runs may go on: see `life_lock`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar, final
 
+import trio
+
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import NO_LOOKUPS, EngineStore, Lookups
 from .._rules.queues import Queues
+from .life_lock import forget_life
 
 if TYPE_CHECKING:
     from .store import SqliteStore
-
-from .._rules.tables import INSTANCES
 
 T = TypeVar("T")
 
@@ -105,6 +106,10 @@ class Guest(EngineStore):
         self._opened()
         return await self._host.store._read(look, long=long)
 
+    async def declare_dead(self, instance: str) -> None:
+        await super().declare_dead(instance)
+        await trio.to_thread.run_sync(forget_life, self._host.store.path, instance)
+
     def _opened(self) -> Engine:
         if self._engine is None:
             raise StoreUnavailableError("the store is not open")
@@ -119,11 +124,4 @@ async def host(store: SqliteStore) -> AsyncIterator[SqliteHost]:
       StoreLockedError: if the file has a worker or a host already.
     """
     async with store.open_as(HOST, owner=True):
-        await store._transact(_remove_all)
         yield SqliteHost(store)
-
-
-def _remove_all(engine: Engine) -> None:
-    """Give back what the workers of an earlier host ran."""
-    for info in engine.tables.of(INSTANCES).values():
-        engine.remove_instance(info.id)

@@ -7,6 +7,8 @@
   returns, whether or not a worker lives.
 * The worker polls once a second, at most, for changes by clients; a client that waits for a job
   polls as well.
+* A process that opens the file as its worker or its host gives back what earlier ones ran. Of a
+  host that has died, the workers may live on for a moment: see `life_lock`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -29,9 +31,10 @@ from .._contract.records import Ended, Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, EngineStore
 from .._rules.queues import Queues
-from .._rules.tables import FIRES
+from .._rules.tables import FIRES, INSTANCES
 from .._sql.act_thread import ActThread
 from .._sql.store import SqlStore
+from .life_lock import ended_lives, forget_life
 from .machine_time import Moment, this_moment
 from .owner_lock import take_lock
 from .schema import (
@@ -101,6 +104,8 @@ class SqliteStore(SqlStore):
         self._seen = 0  # the last version of the file that `_look_out` saw
         self._of_machine = 0.0  # from the machine's monotonic clock to the store's
         self._ahead = math.inf  # the store's time less Unix time, as `_look_out` saw it last
+        self._orphans: set[str] = set()
+        """The incarnations of workers of an earlier host whose processes may live."""
         self.guests: Final[list[EngineStore]] = []
         """The store objects of workers whose calls this one does; see `SqliteHost`."""
         self.leased = False
@@ -135,6 +140,9 @@ class SqliteStore(SqlStore):
             reading, writing = await trio.to_thread.run_sync(self._connect, owner, held)
             writer = await self._prepare(opening, owner, writing, reading)
             async with self._working(writer, partial(self._look_out, owner)):
+                if owner:
+                    self._orphans.update(await self._transact(_instances))
+                    await self._bury()
                 yield
         finally:
             with trio.CancelScope(shield=True):
@@ -354,6 +362,8 @@ class SqliteStore(SqlStore):
             try:
                 if works:
                     await self._follow_wall_clock()
+                if self._orphans:
+                    await self._bury()
                 now = await self._opened().act(_version, self._now(), write=False)
             except StoreUnavailableError:
                 now = self._seen  # the next call to the store raises the error
@@ -363,6 +373,13 @@ class SqliteStore(SqlStore):
                     store._wake_waiters()
             self._seen = now
             await trio.sleep(every * random.uniform(0.5, 1.0))
+
+    async def _bury(self) -> None:
+        """Give back what workers of an earlier owner of the file ran that cannot run any more."""
+        known = frozenset(self._orphans)
+        ended = await trio.to_thread.run_sync(ended_lives, self._path, known)
+        self._orphans = await self._transact(partial(_bury, known, ended))
+        await trio.to_thread.run_sync(forget_life, self._path, *(known - self._orphans))
 
     async def _follow_wall_clock(self) -> None:
         """Move the jobs with a ``run_at`` if the wall clock was set, or the machine has slept."""
@@ -377,6 +394,23 @@ def _follow(ahead: float, engine: Engine) -> None:
     assert isinstance(engine.tables, SqliteTables)
     if engine.tables.follow_wall_clock(ahead) or engine.tables.of(FIRES):
         engine.look = True
+
+
+def _instances(engine: Engine) -> list[str]:
+    return list(engine.tables.of(INSTANCES))
+
+
+def _bury(known: Collection[str], ended: Collection[str], engine: Engine) -> set[str]:
+    """Remove those of some instances that have ended; return the others that are known still."""
+    there = engine.tables.of(INSTANCES)
+    left = set()
+    for id in there.keys() & known:
+        # without a lease, it was the only worker itself, and would hold the lock of the file
+        if id in ended or not engine.now < there[id].lease_until < math.inf:
+            engine.remove_instance(id)
+        else:
+            left.add(id)
+    return left
 
 
 def _version(engine: Engine) -> int:

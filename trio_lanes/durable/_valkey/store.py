@@ -236,8 +236,8 @@ class ValkeyStore:
     async def leave(self) -> None:
         await self._call("leave", self.instance)
 
-    async def declare_dead(self, host: str, pid: int) -> None:
-        await self._call("declare_dead", host, str(pid))
+    async def declare_dead(self, instance: str) -> None:
+        await self._call("leave", instance)
 
     async def beat(self) -> bool:
         assert self._opening is not None

@@ -9,10 +9,12 @@ Theory of operation:
   ``unknown`` set if it was sent at all: also if the answer is that the store is not available,
   since an earlier copy of the call may have been done.
 * Calls that read every job, and waits, are sent again over a new link only: they may take long.
+  Their patience counts while there is no link.
 * The server pushes a hint when there may be work. A hint can be lost, so `wake` also wakes by
   itself, every few seconds.
-* A call ends even if its caller is cancelled, within the patience. A wait for a job changes
-  nothing, and is cancelled at once.
+* A call that changes the store ends even if its caller is cancelled, within the patience. A
+  question and a wait for a job change nothing, and are cancelled at once.
+* `ServedStoreClient.give_up` ends all calls: the process that serves the store has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, NoReturn, TypeVar, final
 
 import trio
 
@@ -46,7 +48,7 @@ RECONNECT_AFTER: Final = 0.25
 LOOKS_EVERY: Final = (2.0, 5.0)
 """Seconds between two looks for work without a hint, at least and at most."""
 LONG: Final = 600.0
-"""Seconds after which a call that reads every job is given up."""
+"""Seconds after which a call that reads every job is given up, though there is a link."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Link]]
 
@@ -104,9 +106,16 @@ class ServedStoreClient(Store):
         if failed is not None:
             raise failed
 
+    def give_up(self, why: str) -> None:
+        """Let all calls raise `StoreUnavailableError`: the server does not come back."""
+        error = StoreUnavailableError(f"{self._name} is gone: {why}")
+        error.final = True
+        self._refuse(error)
+
     def _refuse(self, error: Exception) -> None:
         """Let all calls raise an error from now on."""
-        self._refused = error
+        if self._refused is None:
+            self._refused = error
         self._link = None
         self._linked.set()
         for call in self._pending.values():
@@ -119,10 +128,12 @@ class ServedStoreClient(Store):
                     await self._use(link, opening)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel):
                 pass
+            self._link = None
             if self._refused is not None:
                 return
-            self._link = None
             self._linked = trio.Event()
+            for call in self._pending.values():
+                call.changed.set()  # it waits for the next link
             await trio.sleep(RECONNECT_AFTER)
 
     async def _use(self, link: Link, opening: Opening) -> None:
@@ -143,8 +154,6 @@ class ServedStoreClient(Store):
         self.max_payload = answer
         self._link = link
         self._linked.set()
-        for call in self._pending.values():
-            call.changed.set()  # it is sent over the new link
         while True:
             self._hear(*decode(await link.receive()))
 
@@ -178,12 +187,20 @@ class ServedStoreClient(Store):
             self._pending.pop(number, None)
 
     async def _ask(self, name: str, *arguments: Any, long: bool = False) -> Any:
-        """Make a call, and return its answer."""
+        """Make a call that changes the store, and return its answer."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        return await self._answer(name, arguments, long=long, shield=True)
+
+    async def _answer(
+        self, name: str, arguments: tuple[Any, ...], *, long: bool, shield: bool
+    ) -> Any:
         with self._call(name, arguments) as call:
-            limit = max(LONG, self.patience) if long else self.patience
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + limit):
-                await self._until_answered(call, math.inf if long else ASK_AGAIN)
+            with trio.CancelScope(shield=shield) as scope:
+                if long:
+                    await self._until_answered(call, math.inf, scope)
+                else:
+                    scope.deadline = trio.current_time() + self.patience
+                    await self._until_answered(call, ASK_AGAIN)
         if call.answer is None:
             verb = verb_of(name, arguments)
             error = StoreUnavailableError(f"{self._name} has not answered the call {verb!r}")
@@ -214,17 +231,27 @@ class ServedStoreClient(Store):
             if answer != NOT_YET:
                 return answer
 
-    async def _until_answered(self, call: _Call, again_after: float) -> None:
-        while True:
-            call.changed = trio.Event()  # before the check: an answer may come while this sends
-            if call.answer is not None:
-                return
-            while self._link is None and self._refused is None:
-                await self._linked.wait()  # a new link may be cut before this task runs
-            link = self._link
+    async def _until_answered(
+        self, call: _Call, again_after: float, patience: trio.CancelScope | None = None
+    ) -> None:
+        """Send a call until it has its answer.
+
+        Args:
+          again_after: seconds after which it is sent again over the same link.
+          patience: cancelled when there is no link for the patience of the store, and after `LONG`.
+        """
+        last = trio.current_time() + LONG
+        while call.answer is None:
+            if self._link is None and self._refused is None:
+                if patience is not None:
+                    patience.deadline = min(last, trio.current_time() + self.patience)
+                await self._linked.wait()
+                continue  # a new link may be cut before this task runs
+            link, call.changed = self._link, trio.Event()  # an answer may come while this sends
             if link is None:
-                assert self._refused is not None
-                raise self._refused
+                self._raise_refusal(call)
+            if patience is not None:
+                patience.deadline = last
             call.sent = True
             try:
                 await link.send(call.text)
@@ -233,11 +260,21 @@ class ServedStoreClient(Store):
             with trio.move_on_after(again_after):
                 await call.changed.wait()
 
+    def _raise_refusal(self, call: _Call) -> NoReturn:
+        refused = self._refused
+        assert refused is not None
+        if not isinstance(refused, StoreUnavailableError):
+            raise refused
+        error = StoreUnavailableError(*refused.args)
+        error.final, error.unknown = refused.final, call.sent
+        raise error
+
     async def do(self, act: Act[T], ticket: str) -> T:
         return await self._ask("do", act, ticket, long=act.long)  # type: ignore[no-any-return]
 
     async def look(self, question: Question[T]) -> T:
-        return await self._ask("look", question, long=question.long)  # type: ignore[no-any-return]
+        answer = await self._answer("look", (question,), long=question.long, shield=False)
+        return answer  # type: ignore[no-any-return]
 
     async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
         return await self._ask("step", number, finished, room)  # type: ignore[no-any-return]
@@ -251,8 +288,8 @@ class ServedStoreClient(Store):
     async def leave(self) -> None:
         await self._ask("leave")
 
-    async def declare_dead(self, host: str, pid: int) -> None:
-        await self._ask("declare_dead", host, pid)
+    async def declare_dead(self, instance: str) -> None:
+        await self._ask("declare_dead", instance)
 
     async def beat(self) -> bool:
         return await self._ask("beat")  # type: ignore[no-any-return]
@@ -287,4 +324,4 @@ class _Call:
         self.text: Final = text
         self.sent = False
         self.answer: tuple[Any] | None = None
-        self.changed = trio.Event()  # it has its answer, or there is another link
+        self.changed = trio.Event()  # it has its answer, or the link is cut

@@ -17,7 +17,7 @@ MAX_RECEIVED: Final = 256 * 1024
 
 @final
 class SocketLink:
-    """A `Link` over a stream. Cancelling a `send` cuts it, since half a message may be sent."""
+    """A `Link` over a stream. Cancelling a `send` cuts it if a part of the message is sent."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream: Final = stream
@@ -26,11 +26,18 @@ class SocketLink:
         self._one_sender: Final = trio.Lock()
 
     async def send(self, message: str) -> None:
+        left = memoryview(message.encode() + b"\n")
         async with self._one_sender:
+            whole = len(left)
             try:
-                await self._stream.send_all(message.encode() + b"\n")
-            except BaseException:
+                while left:
+                    left = left[await self._stream.socket.send(left) :]
+            except OSError as error:
                 self._stream.socket.close()
+                raise trio.BrokenResourceError from error
+            except BaseException:
+                if len(left) < whole:
+                    self._stream.socket.close()
                 raise
 
     async def receive(self) -> str:

@@ -216,13 +216,19 @@ class CrashStories(Bench):
         if not self.leased:
             return
         async with self.playing() as store:
-            async with self.playing(dies=True, host="here", pid=7) as dead:
+            async with (
+                self.playing(host="here", pid=7) as other,
+                self.playing(dies=True, host="here", pid=7) as dead,
+            ):
+                # two containers may have the same names of hosts, and the same pids
+                (mine,) = await other.begin(new_job())
                 (run,) = await dead.begin(new_job())
-            await store.declare_dead("here", 8)
-            await store.declare_dead("there", 7)
-            assert await store.claim() == ()
-            for _ in range(2):
-                await store.declare_dead("here", 7)
+                status = await other.look(StatusOf(run.id))
+                await store.declare_dead("none of them")
+                assert await store.claim() == ()
+                for _ in range(2):
+                    await store.declare_dead(status.instance)
+                assert (await other.end(mine)).stale == ()
             await runs_again(store, run)
 
     async def test_runs_that_only_the_store_has_are_given_back_and_those_it_lacks_are_named(

@@ -122,17 +122,6 @@ function WRITES.leave(instance)
   return { 0 }
 end
 
--- A process has ended.
-function WRITES.declare_dead(host, pid)
-  for _, id in ipairs(call('ZRANGE', ROOT .. 'in', 0, -1)) do
-    local info = instance_of(id)
-    if info.host == host and info.pid == pid then
-      remove_instance(id)
-    end
-  end
-  return { 0 }
-end
-
 local function forget_done()
   local over = ask('ZRANGEBYSCORE', ROOT .. 'done', '-inf', now, 'LIMIT', 0, BATCH)
   for _, id in ipairs(over) do
