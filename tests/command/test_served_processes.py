@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -221,11 +222,15 @@ def test_no_job_runs_twice_at_once_when_a_parent_is_killed_and_started_again(
     assert died - killed < lease + 2
 
     for kind in ("late", "never"):
-        wait_for(lambda kind=kind: [word for word, *_ in runs(path, kind)].count("begins") == 2)
+        wait_for(partial(is_running_again, path, kind))
     (_, _, again_at) = runs(path, "never")[1]
     assert again_at > died - 0.05
     assert [word for word, *_ in runs(path, "late")] == ["begins", "ends", "begins"]
     again.close()
+
+
+def is_running_again(path: Path, kind: str) -> bool:
+    return [word for word, *_ in runs(path, kind)].count("begins") == 2
 
 
 def answers(listener: str) -> bool:

@@ -154,6 +154,7 @@ def test_an_act_that_was_undone_can_be_done_again(engine: Engine) -> None:
     tables.commit(0.0)
     tables.begin()
     later = Engine(tables, attrs.evolve(engine.opening, names=frozenset({"new"})))
+    later.remove_instance("me")
     later.join("later", lease_until=float("inf"))
     tables.commit(0.0)
     for undone in (True, False):

@@ -41,6 +41,7 @@ from trio_lanes.durable._contract.records import (
 from trio_lanes.durable._memory.tables import MemoryTables
 from trio_lanes.durable._rules.blockers import blockers
 from trio_lanes.durable._rules.engine import Engine
+from trio_lanes.durable._rules.tables import INSTANCES
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
 from trio_lanes.durable.acts.inspection import Check
@@ -124,6 +125,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.engine.now = self.now
         self.incarnations += 1
         self.instance = f"incarnation {self.incarnations}"
+        for former in self.tables.of(INSTANCES):  # as a store does when it is opened
+            self.engine.remove_instance(former)
         self.engine.join(self.instance, lease_until=float("inf"))
         self.steps = 0
         self.commit()
