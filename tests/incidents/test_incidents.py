@@ -248,7 +248,7 @@ async def test_the_verdict_is_about_the_hundred_lanes_that_have_waited_longest(
         await trio.sleep(15)
         found = lanes.health()
         assert (len(found), found.unseen, found[0].lane) == (100, 3, "late")
-        assert found[0].text.endswith('1 ← pause of "late", by hand')
+        assert found[0].text.endswith('1 ← pause of "late", until it is resumed')
         lanes.clear()
 
 

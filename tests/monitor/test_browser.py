@@ -426,9 +426,9 @@ async def test_an_operator_pauses_undoes_limits_and_cancels() -> None:
 
         menu.click()
         row.get_by_role("button", name="Pause").click()
-        expect(row).to_contain_text("paused by hand")
+        expect(row).to_contain_text("paused until it is resumed")
         page.get_by_role("button", name="Undo").click()
-        expect(row).not_to_contain_text("paused by hand")
+        expect(row).not_to_contain_text("paused until it is resumed")
         assert not stage.do(lambda: lanes.lane("main").paused)
 
         menu.click()
@@ -698,7 +698,7 @@ async def test_a_page_that_lost_its_server_connects_again() -> None:
         stage.disturbed = True
         stage.do(stage.cut)
         stage.do(stage.lanes.pause, "main")
-        expect(row).to_contain_text("paused by hand")
+        expect(row).to_contain_text("paused until it is resumed")
         expect(page.locator("#link")).to_have_text("live")
 
     await browse(drive, main=1)
@@ -811,6 +811,11 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
         reader = stage.open()
         expect(reader.locator("lanes-durable")).to_contain_text("Instances")
         assert reader.locator("lanes-durable button").count() == 0
+        stage.disturbed = True
+        reader.route("**/durable", lambda route: route.fulfill(status=500, body="broken"))
+        expect(reader.locator("lanes-durable")).to_contain_text("cannot be shown")
+        reader.unroute("**/durable")
+        expect(reader.locator("lanes-durable")).to_contain_text("Instances")
 
     with trio.fail_after(3 * PATIENCE):  # it looks at the page five times
         async with open_durable_lanes(

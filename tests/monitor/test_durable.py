@@ -260,14 +260,31 @@ async def test_an_operator_requeues_the_dead_letters_that_were_seen(
         group = (await view(app))["dead"][0]
         action = {"do": "requeue", "handler": "fail", "error": "ValueError"}
         await lanes.pause("free")
-        refused = await person.act(409, **action, seen=1)
-        assert "more than 1 jobs are dead by now" in refused["error"]
         done = await person.act(**action, seen=group["count"])
         assert done == {"text": "Requeued 2 jobs of fail that ended in ValueError"}
         assert (await ask(app, "/durable")).json["totals"]["dead"] == 0
         assert (await lanes.statistics()).waiting == 2
         assert "names no handler" in (await person.act(400, do="requeue", seen=1))["error"]
-        assert "seen must be" in (await person.act(400, **action))["error"]
+        for wrong in ({}, {"seen": 0}, {"seen": 501}):
+            assert "seen must be" in (await person.act(400, **action, **wrong))["error"]
+
+
+async def test_of_very_many_dead_letters_those_that_were_seen_are_requeued_and_then_the_others(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as (lanes, app, person):
+        for number in range(600):
+            await lanes.submit("fail", number, lane="free")
+        await trio.sleep(100)
+        await lanes.pause("free")
+        action = {"do": "requeue", "handler": "fail", "error": "ValueError"}
+        for count, more in ((500, 100), (100, 0)):
+            await trio.sleep(3)
+            told = await view(app)
+            assert (told["dead"][0]["count"], told["more_dead"]) == (count, more)
+            done = await person.act(**action, seen=count)
+            assert done["text"].startswith(f"Requeued {count} jobs")
+        assert (await lanes.statistics()).dead == 0
 
 
 async def test_a_store_that_is_away_is_shown_and_is_no_trouble(

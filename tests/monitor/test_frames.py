@@ -405,7 +405,7 @@ async def test_what_should_be_noticed_is_noticed_once(autojump_clock: MockClock)
         assert "new is new, limit 1" in texts
         assert "other 1 → 2" in texts
         assert "narrow has another configuration" in texts
-        assert "new was paused by hand" in texts
+        assert "new is paused until it is resumed" in texts
         assert "session:zoe is paused for 3 s" in texts
         assert "new starts jobs again" in texts
         assert texts.count(f"job {job.id} stubborn still runs 5 s after it was to end") == 1
@@ -417,6 +417,35 @@ async def test_what_should_be_noticed_is_noticed_once(autojump_clock: MockClock)
         assert "a submission to main was refused: the lanes are closed" in texts
         (full,) = [note for note in notes if note["text"].endswith("refused: it is full")]
         assert full["count"] == 3
+
+
+async def test_of_many_lanes_a_frame_has_those_with_problems_or_the_longest_waits(
+    autojump_clock: MockClock,
+) -> None:
+    stuck: list[Job[Any]] = []
+
+    async def outlives() -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1000)
+
+    async with (
+        open_lanes({f"lane-{n}": 1 for n in range(100)}) as lanes,
+        looking(page(lanes)) as viewer,
+    ):
+        for number in range(95, 100):
+            lanes.pause(f"lane-{number}")
+            lanes.submit_nowait(trio.sleep, 1, lane=f"lane-{number}")
+        stuck.append(lanes.submit_nowait(outlives, lane="lane-90", timeout=1))
+        await trio.sleep(100)
+        frame = await viewer.next()
+        names = [row["name"] for row in frame["lanes"]]
+        assert len(names) == 60
+        assert frame["more_lanes"] == 40
+        assert {f"lane-{number}" for number in (0, 53, 90, *range(95, 100))} <= set(names)
+        assert names == [name for name in lanes.statistics().lanes if name in names]
+        by_name = {row["name"]: row for row in frame["lanes"]}
+        assert by_name["lane-99"]["longest"]["reason"].endswith('pause of "lane-99"')
+        lanes.resume()
 
 
 async def test_jobs_of_a_frame_are_bounded(autojump_clock: MockClock) -> None:

@@ -122,7 +122,7 @@ async def test_what_happened_while_no_page_was_open_is_noted_with_who_did_it(
             "main 1 → 4 (by 127.0.0.1)",
             "main 4 → 1 (by 127.0.0.1)",
             "undone: Limit of main: 1 → 4 (by 127.0.0.1)",
-            "main was paused by hand (by 127.0.0.1)",
+            "main is paused until it is resumed (by 127.0.0.1)",
             "main starts jobs again",
             "Priority of job 2: 0 → 3 (by 127.0.0.1)",
             "Cancelled job 1 turn (by zoe)",

@@ -71,7 +71,7 @@ def problem_of(
             or (cause.kind == "rate" and first and (cause.seconds or 0) > longest)
         ):
             assert cause.advice is not None
-            text = f"{wait}; {cause}{', by hand' if cause.kind == 'pause' else ''}"
+            text = f"{wait}; {cause}{', until it is resumed' if cause.kind == 'pause' else ''}"
             return Problem(cause.kind, cause.lane, text, cause.advice, job)
     return None
 

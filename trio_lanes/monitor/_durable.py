@@ -143,19 +143,18 @@ class Durable:
         return {"text": text}
 
     async def requeue(self, asked: Mapping[str, Any]) -> Frame:
-        """Queue the dead jobs of one handler and one error again: as many as were seen, or fewer.
+        """Queue the dead jobs of one handler and one error again: those that were seen.
 
-        Raises:
-          RefusedError: if there are more than were seen; then nothing has changed.
+        They are the oldest of them, as many as were seen; jobs that have died since stay dead.
         """
         handler, error = asked.get("handler"), asked.get("error")
         if not (isinstance(handler, str) and isinstance(error, str)):
             raise RefusedError(400, "the request names no handler and no error")
         seen = whole(asked, "seen")
-        there = await self._lanes.dead(handler=handler, error=error, limit=max(seen, 0) + 1)
-        if len(there) > seen:
-            raise RefusedError(409, f"more than {seen} jobs are dead by now; look again")
-        count = await self._lanes.requeue(handler=handler, error=error)
+        if not 1 <= seen <= _MAX_LETTERS:
+            raise RefusedError(400, f"seen must be from 1 to {_MAX_LETTERS}")
+        there = await self._lanes.dead(handler=handler, error=error, limit=seen)
+        count = sum([await self._lanes.requeue(job.id) for job in there])
         return self._done(
             f"Requeued {count} jobs of {clipped(handler)} that ended in {clipped(error)}"
         )

@@ -83,6 +83,7 @@ class Frames:
         self._longest: Final = _Seldom(self._sessions_by_wait)
         self._reasons: Final = _Seldom(self._longest_waits)
         self._sent_record = 0
+        self._left_out = 0  # rows of lanes that the last frame does not have
         self._keys: list[str] = []
         self._found: list[tuple[int, int, str]] = []  # of the sessions looked at so far
         self._sessions: list[Frame] = []
@@ -154,6 +155,7 @@ class Frames:
             },
             **self._health.at(now),
             "lanes": rows,
+            "more_lanes": self._left_out,
             "groups": [
                 {
                     "name": clipped(name),
@@ -182,7 +184,9 @@ class Frames:
         for name, lane in lanes.items():
             by_label[self._lanes.lane(name).label].append((name, lane))
         rows = []
-        for label, members in list(by_label.items())[:MAX_ROWS]:
+        self._left_out = max(0, len(by_label) - MAX_ROWS)
+        for label in self._labels(by_label, now):
+            members = by_label[label]
             each = [lane for _, lane in members]
             row = _row(label, each, held.get(label), quantiles.get(label))
             row["longest"] = self._longest_wait(label, now)
@@ -194,6 +198,20 @@ class Frames:
                     jobs += self._window(name)
         return rows
 
+    def _labels(
+        self, by_label: Mapping[str, list[tuple[str, LaneStatistics]]], now: float
+    ) -> Iterable[str]:
+        """Return the labels of the rows: all, or those with a problem or with the longest waits."""
+        if not self._left_out:
+            return by_label
+        wrong = {problem["lane"] for problem in self._health.at(now)["health"]}
+        waits = {
+            label: (clipped(label) in wrong, max(lane.oldest_wait for _, lane in members))
+            for label, members in by_label.items()
+        }
+        first = set(heapq.nlargest(MAX_ROWS, waits, key=waits.__getitem__))
+        return [label for label in by_label if label in first]
+
     def _longest_waits(self, now: float) -> dict[str, tuple[Job[Any], str]]:
         """Return the job of each row that has waited longest, and the root of its wait."""
         first: dict[str, tuple[float, str]] = {}
@@ -203,7 +221,9 @@ class Frames:
                 first[label] = max(first.get(label, (-1.0, "")), (lane.oldest_wait, name))
         jobs = {
             label: self._lanes.lane(name).waiters(1)[0]
-            for label, (_, name) in islice(first.items(), MAX_ROWS)
+            for label, (_, name) in heapq.nlargest(
+                MAX_ROWS, first.items(), key=lambda one: one[1][0]
+            )
         }
         return {label: (job, self.line(job)["reason"]) for label, job in jobs.items()}
 

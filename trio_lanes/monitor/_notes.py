@@ -96,7 +96,7 @@ class Notes(LaneInstrument):
 
     def lane_paused(self, lane: Lane | SessionLane) -> None:
         until = lane.statistics().paused_until
-        what = "was paused by hand"
+        what = "is paused until it is resumed"
         if until is not None:
             what = f"is paused for {until - trio.current_time():.3g} s"
         self.add("warning", "paused", lane.name, f"{lane.name} {what}")

@@ -169,6 +169,45 @@ async def test_a_lock_that_another_client_holds_delays_calls_and_then_refuses_th
         await submitted_at_last(lanes)
 
 
+TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = "
+WAITING = (
+    "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    " AND application_name = 'trio_lanes'"
+)
+
+
+@pytest.mark.parametrize("how", ["lock timeout", "pg_cancel_backend", "pg_terminate_backend"])
+async def test_a_read_that_fails_at_any_table_leaves_no_failed_connection_to_the_next(
+    server: Server, namespace: str, how: str
+) -> None:
+    failed = Counter[str]()
+
+    async def end_what_waits() -> None:
+        while True:
+            for (pid,) in await trio.to_thread.run_sync(server.run, WAITING):
+                await trio.to_thread.run_sync(server.run, f"SELECT {how}({pid})")
+
+    store = PostgresStore(server.dsn(), namespace=namespace, patience=1)
+    async with open_durable_lanes(store, {}, worker=False) as lanes:
+        reads = (lanes.statistics, lanes.jobs, lanes.health)
+        await lanes.submit("a")
+        for (table,) in server.run(f"{TABLES}'{namespace}'"):
+            for read in reads[:1] if how == "lock timeout" else reads:
+                with psycopg.connect(server.dsn()) as other:
+                    other.execute(f"LOCK TABLE {namespace}.{table}".encode())
+                    async with trio.open_nursery() as nursery:
+                        if how != "lock timeout":
+                            nursery.start_soon(end_what_waits)
+                        try:
+                            await read()
+                        except StoreUnavailableError:
+                            failed[table] += 1
+                        nursery.cancel_scope.cancel()
+                for good in reads:
+                    await good()
+    assert {"meta", "jobs", "counts"} <= set(failed)
+
+
 async def test_a_client_that_stands_still_in_a_transaction_is_ended_by_the_server(
     server: Server, namespace: str
 ) -> None:

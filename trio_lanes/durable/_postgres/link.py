@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 APPLICATION: Final = "trio_lanes"
 """The ``application_name`` of a session, unless the connection string gives another."""
+AT_REST: Final = psycopg.pq.TransactionStatus.IDLE  # a lost connection has no status
 IDLE: Final = 0.4
 """The part of the store's patience after which the server ends an idle transaction, and for which a
 statement waits for a lock."""
@@ -133,8 +134,12 @@ class PostgresLink:
         self.connection: psycopg.Connection | None = None
 
     def connected(self) -> psycopg.Connection:
-        """Return the connection; make it if there is none, or it is lost."""
-        if self.connection is not None and not self.connection.closed:
+        """Return the connection, which is in no transaction.
+
+        It is made if there is none, or if it is lost, or if whoever had it before left it in a
+        transaction, of which nobody knows what has failed in it.
+        """
+        if self.connection is not None and self.connection.info.transaction_status == AT_REST:
             return self.connection
         self.close()
         try:

@@ -180,10 +180,15 @@ class PostgresStore(SqlStore):
 
     def _look(self, look: Callable[[Queues], T]) -> T:
         with self._translating():
-            tables = self._tables(self._reader, ())
-            queues = Queues(tables, self._opening)
-            queues.now, _ = tables.begin(write=False)
             try:
-                return look(queues)
-            finally:
+                tables = self._tables(self._reader, ())
+                queues = Queues(tables, self._opening)
+                queues.now, _ = tables.begin(write=False)
+                found = look(queues)
                 tables.rollback()
+            except BaseException:
+                # It may be in a failed transaction, and count statements as prepared that the
+                # server has skipped after the one that failed.
+                self._reader.close()
+                raise
+            return found

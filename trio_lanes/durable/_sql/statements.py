@@ -29,7 +29,8 @@ class Many:
 
     Args:
       text: the statement; its rows are those of the table ``v``.
-      columns: the columns of a row, in their order, each with its type.
+      columns: the columns of a row, each with its type, in the order in which ``text`` has each
+        of them once: SQLite's parameters have no numbers, of which Python 3.12.0 warns.
 
     Attributes:
       for_each: SQLite's statement, which is executed for each row.
@@ -38,8 +39,8 @@ class Many:
 
     def __init__(self, text: str, columns: str) -> None:
         types = dict(column.split() for column in columns.split(", "))
-        numbers = {column: f"?{number}" for number, column in enumerate(types, 1)}
-        self.for_each: Final = _COLUMN.sub(lambda found: numbers[found[1]], _SOURCE.sub("", text))
+        assert _COLUMN.findall(text) == list(types)
+        self.for_each: Final = _COLUMN.sub("?", _SOURCE.sub("", text))
         arrays = ", ".join(f"%s::{kind}[]" for kind in types.values())
         rows = f"unnest({arrays}) AS v({', '.join(types)})"
         self.at_once: Final = _SOURCE.sub(lambda found: f" {found[1]} {rows}", text)

@@ -344,8 +344,8 @@ class SqliteStore(SqlStore):
         assert isinstance(reader.tables, SqliteTables)
         self._check_files()
         try:
-            reader.tables.begin(write=False)
             try:
+                reader.tables.begin(write=False)  # which may fail after its BEGIN
                 reader.now = trio.from_thread.run_sync(self._now)
                 return look(reader)
             finally:

@@ -41,12 +41,12 @@ TOLERANCE: Final = 0.1
 CLOCK_STEP: Final = 1.0
 """Seconds by which the store's time may be ahead of the time in the file."""
 _READY_BEHIND: Final = (
-    f"SELECT {', '.join(f'j.{column}' for column in COLUMNS)} FROM json_each(?3) AS list"
+    f"SELECT {', '.join(f'j.{column}' for column in COLUMNS)} FROM json_each(?) AS list"
     " CROSS JOIN jobs AS j WHERE j.id IN (SELECT id FROM jobs"
     " WHERE lane = json_extract(list.value, '$[0]')"
     " AND priority = json_extract(list.value, '$[1]') AND name = json_extract(list.value, '$[2]')"
     " AND ring = json_extract(list.value, '$[3]')"
-    " AND ready > ?1 AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT ?2)"
+    " AND ready > ? AND ready IS NOT NULL AND shelf = 0 ORDER BY ready LIMIT ?)"
 )
 """The fronts of some ready lists: the lists come first, so that each is looked up in the index."""
 
@@ -88,7 +88,7 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
         return self._execute(statement)
 
     def _ready_behind(self, keys: Sequence[ListKey], after: int, limit: int) -> Iterable[JobRecord]:
-        return self._rows.records(self._execute(_READY_BEHIND, (after, limit, json.dumps(keys))))
+        return self._rows.records(self._execute(_READY_BEHIND, (json.dumps(keys), after, limit)))
 
     # ---- transactions
 

@@ -484,7 +484,7 @@ class BlockerStories(Bench):
             await self.advance(105)
             (problem,) = await lanes.health()
             assert (problem.kind, problem.lane, problem.job) == ("pause", "main", jobs[0].id)
-            assert problem.text.endswith(f'{jobs[0].id} ← pause of "main", by hand')
+            assert problem.text.endswith(f'{jobs[0].id} ← pause of "main", until it is resumed')
             await self.advance(10)
             assert sorted(await kinds(lanes)) == [
                 ("concurrency", "cron", jobs[2].id),

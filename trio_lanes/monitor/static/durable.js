@@ -9,8 +9,18 @@ class Durable extends Panel {
 
   /** @param {View} view */
   set view(view) {
-    this.fill({ ...view, at: Math.round(view.at / 5), operates: this.operates }, () => [h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"),
-      ...(view.error === undefined ? this.#parts(view) : [h("p", { class: "error" }, view.error)]))]);
+    if (view.error !== undefined) this.failed = view.error;
+    else this.#show({ ...view, at: Math.round(view.at / 5), operates: this.operates }, () => this.#parts(view));
+  }
+
+  /** Say why the store cannot be shown. @param {string} error */
+  set failed(error) {
+    this.#show(error, () => [h("p", { class: "error" }, error)]);
+  }
+
+  /** @param {unknown} data @param {() => (Node | string)[]} parts */
+  #show(data, parts) {
+    this.fill(data, () => [h("section", { class: "card", "aria-label": "Durable lanes" }, h("h2", {}, "Durable lanes"), ...parts())]);
   }
 
   /** @param {View} view */
@@ -43,7 +53,7 @@ class Durable extends Panel {
         ...(this.operates ? [" ", h("button", { type: "button", "data-key": `${group.handler} ${group.error}`, click: () => tell(this, "lanes-act", { do: "requeue",
           handler: group.handler, error: group.error, seen: group.count,
           ask: `Queue ${group.count} dead jobs of ${group.handler} again, which ended in ${group.error}? This cannot be undone.` }) }, "Requeue…")] : [])]),
-      ...(more > 0 ? [[`and ${more} more`]] : [])]),
+      ...(more > 0 ? [[`and ${more} more, which are shown when those above are gone`]] : [])]),
       ...listed("Waiting jobs", jobs.map((job) => [to("stored", job.id, `${job.id} ${job.name}`), ` ${job.why ?? job.state}` + left(job.until, ", ", " more"), h("small", {},
         [job.session, job.lane, `submitted ${seconds(Math.max(0, at - job.submitted_at))} ago`, job.attempt && `attempt ${job.attempt}`, job.crashes && `${job.crashes} crashes`].filter(Boolean).join(" · "))])),
     ];

@@ -66,6 +66,7 @@ class Table extends HTMLElement {
   /** @type {Map<string, ReturnType<Table["make"]>>} */
   rows = new Map();
   operates = false;
+  more = h("p", { hidden: true });
 
   connectedCallback() {
     if (this.firstChild) return;
@@ -73,13 +74,15 @@ class Table extends HTMLElement {
     this.append(h("table", { class: "card" }, h("caption", { class: "hidden" }, "Lanes"), h("thead", {}, h("tr", {},
       ...HEADS.map(
         (text) => h("th", { scope: "col" }, text)),
-      h("td", {}))), this.body));
+      h("td", {}))), this.body), this.more);
   }
 
   /** @param {Frame} frame */
   set frame(frame) {
     const names = new Set(frame.lanes.map((row) => row.name));
     for (const [name, row] of this.rows) if (!names.has(name)) { row.all.remove(); this.rows.delete(name); }
+    this.more.hidden = !frame.more_lanes;
+    if (frame.more_lanes) say(this.more, `and ${frame.more_lanes} more lanes: those with a problem, or with the longest waits, are above`);
     const most = Math.max(10, ...frame.lanes.map((row) => row.waiting));
     for (const row of frame.lanes) {
       let shown = this.rows.get(row.name);
@@ -133,7 +136,7 @@ class Table extends HTMLElement {
     const notes = [], group = frame.groups.find((other) => other.members.includes(row.name));
     if (group) notes.push(`group ${group.name}, ${group.slots} of ${limit(group.limit)}`);
     if (row.template) notes.push(`${row.alive} alive`);
-    if (row.paused) notes.push(row.paused_until === null ? "paused by hand" : `paused ${seconds(row.paused_until - frame.at)} more`);
+    if (row.paused) notes.push(row.paused_until === null ? "paused until it is resumed" : `paused ${seconds(row.paused_until - frame.at)} more`);
     if (row.overdue) notes.push(`${row.overdue} overdue`);
     if (row.abandoned) notes.push(`${row.abandoned} given up`);
     say(shown.under, notes.join(" · "));

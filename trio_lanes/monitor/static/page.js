@@ -89,6 +89,7 @@ if (one("meta[name=lanes-durable]", HTMLMetaElement).content) {
     if (document.hidden) return;
     const answer = await fetch(served("durable")).catch(() => null);
     if (answer?.ok) store.view = await answer.json();
+    else if (answer) store.failed = `The store cannot be shown, by an error with status ${answer.status}: the log of the application says why.`;
   };
   setInterval(() => void look(), 2000);
   void look();

@@ -26,7 +26,7 @@ export type Totals = {active: number, waiting: number, sessions: number, abandon
   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
   finished: number, failed: number, cancelled: number, quantiles: number[] | null};
 export type Problem = {kind: string, lane: string, text: string, advice: string, job: number | null};
-export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], unseen: number, lanes: Row[],
+export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], unseen: number, lanes: Row[], more_lanes: number,
   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
   longest: {sessions: Numbers[], whole: boolean}, notes: Note[]};
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
