@@ -19,7 +19,7 @@ from ._config.check import boolean, finite_seconds, positive_count
 from ._config.errors import UnknownLaneError
 from ._config.names import DEFAULT_LANES, resolve_global_lane, session_key
 from ._config.problems import Problems
-from ._config.protected import protected_context
+from ._config.protected import needs_trio, protected_context
 from ._flow.loop import Scheduler
 from ._instrument import LaneInstrument
 from ._lifecycle import control as _control
@@ -85,11 +85,7 @@ def open_lanes(
 
 @protected_context
 async def _opened(plan: Plan, hooks: Hooks, wait_accounting: bool) -> AsyncIterator[Lanes]:
-    if not trio.lowlevel.in_trio_task():
-        raise RuntimeError(
-            "trio_lanes.open_lanes needs a task of Trio's, as trio.run() runs it; "
-            "in asyncio, use trio_lanes.aio.open_lanes"
-        )
+    needs_trio("trio_lanes.open_lanes")
     with ExitStack() as when_all_has_ended:
         async with trio.open_nursery() as nursery:
             scheduler = Scheduler(nursery, hooks, wait_accounting=wait_accounting)

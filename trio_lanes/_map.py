@@ -71,7 +71,7 @@ class MapResults(Generic[T_co]):
             raise StopAsyncIteration
         try:
             if isinstance(entry, Job):
-                return entry._result()
+                return entry._unwrap()
             raise entry
         except StopAsyncIteration as error:  # would look like the end of all items
             raise RuntimeError("an item raised StopAsyncIteration") from error

@@ -96,7 +96,7 @@ class Submitter:
                     _hand_over(job, on_submit)
                 await self._run_for_caller(self._scheduler, job)
         try:
-            return job._result()
+            return job._unwrap()
         finally:
             del job, entered  # this frame is in the traceback of the error
 

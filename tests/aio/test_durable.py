@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import trio_lanes.durable as of_trio
 from tests.support.programs import PATIENCE
 from trio_lanes import Job, JobCancelledError, LaneConfig
 from trio_lanes.aio import current_durable_job, open_durable_lanes
@@ -345,3 +346,13 @@ async def test_a_run_of_trios_names_the_one_of_asyncio_at_its_async_verbs() -> N
     async with open_durable_lanes(MemoryStore(), {"it": handler}, retry=ONCE) as lanes:
         job = await lanes.submit("it", session="ann")
         assert await job.wait() == job.id
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_durable_lanes_of_trio_name_those_for_asyncio(worker: bool) -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match=r"use trio_lanes\.aio\.open_durable_lanes"):
+            async with of_trio.open_durable_lanes(MemoryStore(), {}, worker=worker):
+                raise AssertionError
+
+    asyncio.run(main())

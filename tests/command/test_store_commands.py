@@ -135,7 +135,9 @@ def test_health_is_an_exit_code_for_probes(shop: Shop) -> None:
     )
 
 
-def test_failures_are_grouped_with_the_last_traceback(shop: Shop) -> None:
+def test_failures_are_grouped_with_the_lines_of_the_last_traceback_of_each_group(
+    shop: Shop,
+) -> None:
     assert shop.say("failures") == (0, "no failures\n", "")
     dead = [*shop.kill("a"), *shop.kill("b")]
     code, out, _ = shop.say("failures")
@@ -144,6 +146,10 @@ def test_failures_are_grouped_with_the_last_traceback(shop: Shop) -> None:
     assert heading == ["jobs", "handler", "lane", "error", "last"]
     assert group[0] == "2"
     assert group[-1] == str(max(dead))
+    lines = out.splitlines()
+    where = lines.index(f"job {max(dead)} of act, in main:")
+    assert lines[where + 1] == "Traceback (most recent call last):"
+    assert "\\n" not in out
     (told,) = shop.ask("failures --handler act")
     assert (told["count"], told["last"]) == (2, max(dead))
     assert shop.ask("failures --of cron") == []

@@ -482,7 +482,7 @@ class Job(Generic[T_co]):
         """
         await self.wait_done()
         try:
-            return self._result()
+            return self._unwrap()
         finally:
             del self  # this frame is in the traceback of the error
 
@@ -500,7 +500,7 @@ class Job(Generic[T_co]):
         else:
             await trio.lowlevel.checkpoint()
         if self.started_at is None:
-            self._result()
+            self._unwrap()
 
     @enable_ki_protection
     async def wait_done(self) -> None:
@@ -638,7 +638,7 @@ class Job(Generic[T_co]):
         options = self._options
         return min(self.started_at + options.timeout, self._progress_at + options.idle_timeout)
 
-    def _result(self) -> T_co:
+    def _unwrap(self) -> T_co:
         """Return or raise as ``wait`` does. The job has settled."""
         if self._state is SUCCEEDED:
             return self._ended_with  # type: ignore[no-any-return]  # what the body returned

@@ -18,10 +18,23 @@ from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, final
 
-from trio.lowlevel import enable_ki_protection
+from trio.lowlevel import enable_ki_protection, in_trio_task
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
+
+
+def needs_trio(name: str) -> None:
+    """Refuse the call of ``name`` outside of Trio's tasks.
+
+    Raises:
+      RuntimeError: then; it names the function of that name for asyncio.
+    """
+    if not in_trio_task():
+        raise RuntimeError(
+            f"{name} needs a task of Trio's, as trio.run() runs it; "
+            f"in asyncio, use trio_lanes.aio.{name.rpartition('.')[2]}"
+        )
 
 
 def not_iterable(self: object) -> NoReturn:

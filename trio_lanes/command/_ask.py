@@ -268,7 +268,7 @@ def verdict(problems: Sequence[Mapping[str, Any]], unseen: int) -> Answer:
 
 
 async def failures(lanes: DurableLanes, **of: Any) -> Answer:
-    """Show dead and failed jobs by error, and the last traceback of the most frequent."""
+    """Show dead and failed jobs by error, each with the traceback of its last job."""
     await _check_name(lanes, of["name"])
     async with progress("reading"):
         groups = await lanes.failures(**of)
@@ -277,7 +277,11 @@ async def failures(lanes: DurableLanes, **of: Any) -> Answer:
         for one in groups
     ]
     table = Table(("jobs", "handler", "lane", "error", "last"), rows, frozenset({"jobs", "last"}))
-    shown: list[Table | str] = [table, *(one.traceback for one in groups[:1] if one.traceback)]
+    shown: list[Table | str] = [table]
+    for one in groups:
+        if one.traceback:
+            shown += ["", f"job {one.last} of {one.handler}, in {one.lane}:"]
+            shown += one.traceback.splitlines()
     if groups.between is not None:
         first, last = map(moment, groups.between)
         shown.append(f"looked at {number(groups.looked)} only, submitted from {first} to {last}")

@@ -15,6 +15,7 @@ import trio
 from ... import LaneConfig, LaneGroup, LaneInstrument, RateLimit, open_lanes
 from ..._config import check as _check
 from ..._config.names import DEFAULT_LANES, TEMPLATE_MARK
+from ..._config.protected import needs_trio
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .._contract.records import GroupLimit, LaneLimit, Opening, StoreRules
@@ -172,6 +173,7 @@ def _limits(name: str, limits: RateLimit | Sequence[RateLimit]) -> tuple[RateLim
 
 @asynccontextmanager
 async def _asking(durable: DurableLanes, opening: Opening) -> AsyncIterator[DurableLanes]:
+    needs_trio("trio_lanes.durable.open_durable_lanes")
     async with durable._store.open(opening):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_hear, durable._store)
@@ -193,6 +195,7 @@ async def _working(
     local: dict[str, LaneConfig],
     instruments: tuple[LaneInstrument, ...],
 ) -> AsyncIterator[DurableLanes]:
+    needs_trio("trio_lanes.durable.open_durable_lanes")
     store = durable._store
     async with store.open(opening):
         await _log_differences(store, opening)
