@@ -104,8 +104,10 @@ async def _opened(plan: Plan, hooks: Hooks, wait_accounting: bool) -> AsyncItera
                     yield lanes
                     lanes.close("the block was left")
                     await _wait_until_idle(scheduler)
-            finally:
-                scheduler.stop("the block was left")
+            except BaseException:
+                scheduler.crash("the block was left")
+                raise
+            scheduler.stop("the block was left")
         if scheduler.broken is not None:
             raise RuntimeError("the lanes have ended: an act was broken off") from scheduler.broken
 

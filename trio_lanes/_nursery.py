@@ -61,6 +61,9 @@ class LaneNursery:
 
     _submitter: Submitter
     _nursery: trio.Nursery
+    # Around the block. It also gives its task a cancel status of its own, as in `open_lanes`: a
+    # callback may start a child while Trio delivers a cancellation to this task.
+    _block: trio.CancelScope
     _children: dict[AnyJob, None]
     _body_has_ended: bool
     _stopping: bool
@@ -73,6 +76,7 @@ class LaneNursery:
         jobs = cls.__new__(cls)
         jobs._submitter = submitter
         jobs._nursery = nursery
+        jobs._block = trio.CancelScope()
         jobs._children = {}
         jobs._body_has_ended = False
         jobs._stopping = False
@@ -170,6 +174,9 @@ class LaneNursery:
         """Cancel all children."""
         if not self._stopping:  # each waiting task calls this
             self._stopping = True
+            # Before waiters are told: the block is cancelled, as in Trio, and is not told what
+            # follows from the failure. It would fail by that, too.
+            self._submitter._scheduler.after_act(self._block.cancel)
             for job in self._last_first():
                 job.cancel(_STOPPED)
 
@@ -221,7 +228,7 @@ async def opened(submitter: Submitter) -> AsyncIterator[LaneNursery]:
     async with trio.open_nursery(strict_exception_groups=True) as nursery:
         jobs = LaneNursery._create(submitter, nursery)
         try:
-            with trio.CancelScope():  # as in `open_lanes`: a callback may start a child meanwhile
+            with jobs._block:
                 yield jobs
         except BaseException:
             jobs._stop()

@@ -246,6 +246,7 @@ REACHED = {
     ("agents/_tools/run.py", "ToolRun._emit.<locals>.abort"): "calls_tools",
     ("agents/_conversations/locks.py", "ThreadLocks._acquire.<locals>.abort"): "locks",
     ("aio/_bridge.py", "in_asyncio.<locals>.abort"): "a map in asyncio",
+    ("aio/_bridge.py", "Gate.wait.<locals>.abort"): "a block in asyncio",
 }
 """By which way each abort function that does anything is called here."""
 
@@ -315,3 +316,19 @@ async def test_a_task_of_asyncio_that_stands_for_one_of_trio_is_cancelled_in_an_
             async for _ in results:
                 break
     assert_reached("a map in asyncio")
+
+
+@pytest.mark.asyncio_only
+async def test_the_tasks_of_a_block_in_asyncio_are_cancelled_in_an_abort_function(
+    door: object,
+) -> None:
+    async def fails() -> None:
+        await asyncio.sleep(1)
+        raise OSError
+
+    with pytest.RaisesGroup(OSError):
+        async with trio_lanes.aio.open_lanes({"main": 2}) as lanes:
+            lanes.start_soon(fails)
+            lanes.submit_nowait(lanes.run, asyncio.sleep, 100)
+            await lanes.run(asyncio.sleep, 100)
+    assert_reached("a block in asyncio")

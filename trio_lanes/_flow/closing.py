@@ -7,6 +7,7 @@ job starts any more, and all waiting jobs have settled.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final, final
 
 import trio
@@ -25,7 +26,8 @@ class Closing:
         self.shut = False  # whether no job starts any more
         self.ended = False  # whether the block was left, and no job is there any more
         self.begun: Final = trio.Event()
-        self.over: Final = trio.Event()  # they are shut
+        # Is called when they are shut; may be replaced: bodies may run outside of Trio
+        self.over: Callable[[], object] = lambda: None
         self._refusal: LanesClosedError | None = None  # the error for new work, once it is refused
         self.is_logged = False  # whether the log says that work is refused, and why
 

@@ -831,7 +831,7 @@ class Scheduler:
 
     def judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
         """Let ``job`` settle by ``verdict``; return the error that leaves its task."""
-        leaves = verdict.leaves
+        leaves, why = verdict.leaves, None
         if job._state is RUNNING:
             if verdict.state is FAILED and (job._unhandled or leaves is error):
                 leaves = error
@@ -840,13 +840,20 @@ class Scheduler:
                 why = "the lanes were cancelled"
                 if verdict.state is FAILED and leaves is error:  # not a cancellation from outside
                     why = f"a job raised {type(error).__name__}"
-                self.stop(why)
+        if why is None:
+            self._body_ended(job, verdict)
+        else:
+            with self.batch():  # no job starts in its place; who waits for it hears of it
+                self._body_ended(job, verdict)
+                self.crash(why)
+        return leaves
+
+    def _body_ended(self, job: AnyJob, verdict: Verdict) -> None:
         self.overdue.ended(job)
         if job._state is RUNNING:
             self._end(job, verdict.state, None, verdict.error)
-        else:  # it was reset, perhaps by a hook that `stop` has called
+        else:  # it was reset
             self._abandoned_ended(job)
-        return leaves
 
     def _abandoned_ended(self, job: AnyJob) -> None:
         self.abandoned -= 1
@@ -1067,6 +1074,16 @@ class Scheduler:
                 if self.hooks.lanes_closing:
                     self.after_act(self.hooks.call, self.hooks.lanes_closing, reason, retry_after)
 
+    def crash(self, reason: str) -> None:
+        """`stop`, while an error is on its way out of the nursery: cancel that at once.
+
+        As in a nursery of Trio's, a task inside is cancelled by the failure of another, and is not
+        told what follows from it: that the job it waits for was withdrawn. Else it would fail, too.
+        """
+        with self.batch():
+            self.after_act(self._nursery.cancel_scope.cancel)  # before waiters are told
+            self.stop(reason)
+
     def stop(self, reason: str) -> None:
         """`shut_down`. The jobs that run are cancelled with the nursery."""
         self.shut_down(reason)
@@ -1081,7 +1098,7 @@ class Scheduler:
         if not self.closing.shut:
             with self.batch():
                 self.closing.shut = True
-                self.closing.over.set()
+                self.closing.over()
                 self.close(reason)
                 self._refuse_requests(by_jobs=True)
                 for lane in [*self.lanes.values()]:

@@ -31,7 +31,7 @@ from .._flow.loop import Scheduler
 from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
-from ._bridge import without
+from ._bridge import Gate, without
 from ._guest import new_task, own_turn
 
 logger: Final = logging.getLogger("trio_lanes")
@@ -51,9 +51,10 @@ class AsyncioBodies:
         self.loop: Final = loop
         self.running: Final[dict[AsyncioBody, None]] = {}
         self._kind: Final = kind
-        self._end: Final = trio.Event()  # the lanes are shut, and no body runs
+        self._end: Final = Gate()  # open when the lanes are shut, and no body runs
         self._granted_to_workers: Final = scheduler.grant
         scheduler.grant = self._granted
+        scheduler.closing.over = self._open_at_end
         scheduler.spawn(self._keep)
 
     def _granted(self, job: AnyJob) -> None:
@@ -77,17 +78,22 @@ class AsyncioBodies:
     async def _keep(self) -> None:
         """Stand for the bodies in the lanes' nursery."""
         try:
-            await self.scheduler.closing.over.wait()
-            if self.running:
-                await self._end.wait()
+            await self._end.wait(self._cancel)
         except trio.Cancelled:
             self.scheduler.stop(LANES_CANCELLED)
-            for body in [*self.running]:
-                body.cancel(LANES_CANCELLED, with_lanes=True)
+            self._cancel()  # those that have begun since
             if self.running:
                 with trio.CancelScope(shield=True):
                     await self._end.wait()
             raise
+
+    def _cancel(self) -> None:
+        for body in [*self.running]:
+            body.cancel(LANES_CANCELLED, with_lanes=True)
+
+    def _open_at_end(self) -> None:
+        if not self.running and self.scheduler.closing.shut:
+            self._end.open()
 
     def ended(self, body: AsyncioBody) -> None:
         """The task of ``body`` has ended."""
@@ -114,8 +120,7 @@ class AsyncioBodies:
             leaves = scheduler.interrupted(job)
         if leaves is not None:
             self._let_leave(job, leaves, were_shut=were_shut)
-        if not self.running and scheduler.closing.shut:
-            self._end.set()
+        self._open_at_end()
 
     def _let_leave(self, job: AnyJob, error: BaseException, *, were_shut: bool) -> None:
         """Have ``error``, which has shut the lanes unless they were, leave their nursery."""

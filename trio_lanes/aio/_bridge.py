@@ -140,6 +140,43 @@ def on_both_sides(of_trio: Any, of_asyncio: Any = None) -> Any:
     return verb
 
 
+@final
+class Gate:
+    """Where a task of Trio's waits for an end in asyncio, and acts at once when it is cancelled.
+
+    A task of Trio's learns of its cancellation in its next turn. By then the asyncio tasks for
+    which it stands could have been told what follows from the cancellation, and not of it itself.
+    So ``cancelled()`` is called in an abort function of Trio's, and cancels tasks of asyncio's
+    there; what their waits do then, they do by `Scheduler.act_in_abort`.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._waiting: trio.lowlevel.Task | None = None
+
+    def open(self) -> None:
+        """Let the task go on."""
+        self.is_open = True
+        if self._waiting is not None:
+            trio.lowlevel.reschedule(self._waiting)
+            self._waiting = None
+
+    async def wait(self, cancelled: Callable[[], object] = lambda: None) -> None:
+        """Wait until it is open. The cancellation of this wait calls ``cancelled()``."""
+        if self.is_open:
+            await trio.lowlevel.checkpoint()
+            return
+
+        def abort(raise_cancel: object) -> Abort:
+            self._waiting = None
+            cancelled()
+            return Abort.SUCCEEDED
+
+        with trio.CancelScope():  # a cancel status of its own: see `open_lanes`
+            self._waiting = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(abort)
+
+
 class Hosted(AbstractAsyncContextManager[T]):
     """A context manager of Trio's for an asyncio task: a task of Trio's, its host, is inside it.
 
@@ -158,7 +195,8 @@ class Hosted(AbstractAsyncContextManager[T]):
         """The block is given ``made`` of what ``context`` gives."""
         self._context: Final = context
         self._made: Final = made
-        self._left: Final = trio.Event()  # the asyncio block
+        self._left: Final = Gate()  # open when the asyncio block was left
+        self._leaves = False  # whether the asyncio task is on its way out of it
         self._error: BaseException | None = None  # that left it
         self._interrupted = False  # whether Trio has cancelled it
 
@@ -196,11 +234,10 @@ class Hosted(AbstractAsyncContextManager[T]):
     async def _block(self) -> None:
         """Wait for the end of the asyncio block."""
         try:
-            await self._left.wait()
+            await self._left.wait(self._interrupt)
         except trio.Cancelled:
-            if not self._left.is_set():
-                self._interrupted = True
-                self._task.cancel()
+            if not self._left.is_open:
+                self._interrupt()
                 guest = guest_here()
                 if guest is None or not guest.over.is_set():  # else it is never left
                     with trio.CancelScope(shield=True):
@@ -210,18 +247,28 @@ class Hosted(AbstractAsyncContextManager[T]):
         if self._error is not None:
             raise self._error
 
+    def _interrupt(self) -> None:
+        """Trio cancels the block: so is the asyncio task, unless it does that and may be leaving.
+
+        Then it has until the next turn of its host.
+        """
+        if not (self._leaves or self._interrupted or asyncio.current_task() is self._task):
+            self._interrupted = True
+            self._task.cancel()
+
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
+        self._leaves = True
         cancelled = error if isinstance(error, asyncio.CancelledError) else None
         if cancelled is None:
             self._error = error
         elif not self._interrupted:
             self._ended.abort()
-        self._left.set()
+        self._left.open()
         cancelled = await self._ended.wait_through() or cancelled
         await leave_guest()
         if self._interrupted and not self._task.uncancel():

@@ -328,10 +328,12 @@ class Enduring(asyncio.Future[T | None]):
     def __init__(self, abort: Callable[[], object] = lambda: None) -> None:
         super().__init__()
         self.abort: Final = abort
+        self._aborted = False
 
     def cancel(self, msg: object = None) -> bool:
         """Called by `asyncio.Task.cancel`: the task will be cancelled at its next step."""
         if not self.done():
+            self._aborted = True
             self.abort()
         return False
 
@@ -349,13 +351,14 @@ class Enduring(asyncio.Future[T | None]):
         """Wait until this is done, and return its result.
 
         If the task was cancelled meanwhile, and the result is None, its cancellation is raised:
-        there is nothing that would be lost. Else the cancellation comes again.
+        there is nothing that would be lost. Else the cancellation comes again; also if it came when
+        this was done, and the task had only yet to have its turn.
         """
         cancelled = await self.wait_through()
         result = self.result()
         # Python 3.11 does not trace what a task does after its cancellation: hence the pragmas
         if cancelled is not None:  # pragma: no cover - see above
-            if result is None:
+            if result is None and self._aborted:
                 raise cancelled
             come_again(cancelled)
         return result

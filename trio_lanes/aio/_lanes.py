@@ -49,7 +49,8 @@ async def _enter(lanes: Submitter, job: AnyJob, *, runs: bool) -> AnyJob:
     scheduler = lanes._scheduler
 
     def give_up() -> None:
-        scheduler.give_up_room(request)
+        with scheduler.act_in_abort():  # see `Gate`
+            scheduler.give_up_room(request)
         decided.set_result(None)
 
     accepted = lanes._enters_at_once(job)
@@ -80,7 +81,8 @@ async def _run_for_caller(scheduler: Scheduler, job: AnyJob) -> None:
         if not job.done and job._options.give_up():
             ended.set_result(None)
         else:
-            scheduler.cancel(job, "its caller was cancelled")
+            with scheduler.act_in_abort():  # see `Gate`
+                scheduler.cancel(job, "its caller was cancelled")
 
     ended: Enduring[bool] = Enduring(cancelled)
     if job.done:

@@ -25,6 +25,8 @@ from trio_lanes import (
     JobCancelledError,
     JobState,
     JobTimeoutError,
+    LaneConfig,
+    Lanes,
     LanesClosedError,
     open_lanes,
 )
@@ -97,6 +99,60 @@ async def test_several_failures_of_start_soon_leave_together(autojump_clock: Moc
         async with open_lanes({"main": 4}) as lanes:
             lanes.start_soon(raises)
             lanes.start_soon(raises_when_cancelled)
+
+
+async def runs(lanes: Lanes) -> None:
+    await lanes.run(returns)
+
+
+async def waits(lanes: Lanes) -> None:
+    await lanes.submit_nowait(returns).wait()
+
+
+async def waits_for_room(lanes: Lanes) -> None:
+    lanes.submit_nowait(returns)
+    await lanes.submit(returns)
+
+
+async def maps(lanes: Lanes) -> None:
+    async with lanes.map(lambda item: returns(), range(2)) as results:
+        async for _ in results:
+            raise AssertionError("no item begins")
+
+
+async def has_children(lanes: Lanes) -> None:
+    async with lanes.open_nursery() as jobs:
+        jobs.start_soon(returns)
+
+
+@pytest.mark.parametrize("way", [runs, waits, waits_for_room, maps, has_children])
+async def test_the_block_is_not_told_what_follows_from_a_failure_but_cancelled_by_it(
+    way: Callable[[Lanes], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    told: list[BaseException] = []
+    with pytest.RaisesGroup(BodyError):
+        async with open_lanes({"main": LaneConfig(max_waiting=1)}) as lanes:
+            lanes.start_soon(raises)
+            try:
+                await way(lanes)
+            except LanesClosedError as error:
+                told.append(error)
+                raise
+    assert told == []
+
+
+@pytest.mark.parametrize("way", [runs, waits])
+async def test_a_body_that_waits_for_another_job_is_cancelled_with_the_lanes(
+    way: Callable[[Lanes], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    with pytest.RaisesGroup(OSError):
+        async with open_lanes({"main": 1, "other": 1}) as lanes:
+            lanes.submit_nowait(never_ends)
+            job = lanes.submit_nowait(way, lanes, lane="other")
+            await trio.sleep(1)
+            raise OSError
+    assert job.state is CANCELLED
+    assert type(job.exception) is JobCancelledError
 
 
 # ---- the block and outer scopes

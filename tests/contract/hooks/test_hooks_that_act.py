@@ -132,22 +132,22 @@ async def test_a_hook_may_hold_back_the_session_whose_jobs_are_just_being_starte
     assert sorted(track.ended) == [0, 1, 2, 3]  # each once
 
 
-async def test_a_hook_may_reset_the_very_job_whose_failure_has_just_ended_everything(
+async def test_a_hook_may_reset_everything_while_the_failure_of_a_job_ends_it(
     autojump_clock: MockClock,
 ) -> None:
     async def fail() -> None:
         await trio.sleep(1)
         raise KeyError("of the body")
 
-    # It is told of the other job, which never starts.
     instrument = at_first("job_finished", lambda: lanes.reset())
     with pytest.raises(ExceptionGroup) as caught:
         async with open_lanes({"main": 1}, instruments=[instrument]) as lanes:
             lanes.start_soon(fail)
             lanes.start_soon(trio.sleep, 1)
-            (failed, _) = lanes.jobs()
+            (failed, unstarted) = lanes.jobs()
     assert caught.group_contains(KeyError, match="of the body")
-    assert failed.state is JobState.CANCELLED
+    assert failed.state is JobState.FAILED
+    assert unstarted.state is JobState.CANCELLED
     statistics = lanes.statistics()
     assert (statistics.waiting, statistics.active, statistics.abandoned) == (0, 0, 0)
 

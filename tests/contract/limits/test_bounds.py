@@ -666,6 +666,7 @@ async def test_a_job_of_other_lanes_that_waits_for_room_is_refused_as_every_call
             assert await job.wait() == 1.0
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 async def test_lanes_that_are_cancelled_refuse_a_job_that_waits_for_room(
     autojump_clock: MockClock,
 ) -> None:

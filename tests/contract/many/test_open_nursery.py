@@ -585,6 +585,23 @@ async def test_a_body_that_fails_since_another_job_was_cancelled_is_a_failure(
                 await trio.sleep_forever()
 
 
+async def test_the_block_is_not_told_what_follows_from_the_failure_of_a_child(
+    autojump_clock: MockClock,
+) -> None:
+    told: list[JobCancelledError] = []
+    async with open_lanes({"main": 1}) as lanes:
+        with pytest.RaisesGroup(BodyError):
+            async with lanes.open_nursery() as jobs:
+                jobs.start_soon(raises)
+                job = jobs.submit_nowait(never_ends)
+                try:
+                    await job.wait()
+                except JobCancelledError as error:
+                    told.append(error)
+    assert job.state is JobState.CANCELLED
+    assert told == []
+
+
 # ---- cancellation
 
 
