@@ -45,7 +45,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
@@ -916,8 +916,11 @@ class Scheduler:
     def _retune(self, lane: LaneActor) -> None:
         """Give ``lane`` the limit of its tuner."""
         if lane.tuner is not None:
+            falls = lane.tuner.limit < lane.concurrency
+            known = () if self.running.proved else deadlock.stuck_jobs(self.waits)
             self.set_concurrency(lane, lane.tuner.config)
-            self.after_act(partial(self.limits_changed, opened=False))
+            # Nobody would raise it for jobs that hold all of it, since it rises by their ends.
+            self.after_act(partial(self.limits_changed, ends_waits=falls, known=known))
 
     def set_concurrency(self, lane: LaneActor, value: int | float | Adaptive) -> None:
         """Give ``lane`` alone another concurrency."""
@@ -1283,16 +1286,18 @@ class Scheduler:
             for goal in deadlock.goals_of_accepted(job, self.waits, any_requests=any_requests):
                 self.break_deadlocks(goal)
 
-    def limits_changed(self, *, opened: bool) -> None:
+    def limits_changed(self, *, ends_waits: bool, known: Collection[AnyJob] = ()) -> None:
         """Look at all waits inside jobs by the present limits.
 
-        Those that can never end do so in errors if a limit of 0 was raised (``opened``).
+        With ``ends_waits`` those that can never end do so in errors, but for those of ``known``
+        jobs: these were stuck before, as the application has lowered a limit.
         """
-        if opened and not deadlock.can_all_end(self.waits):
-            for wait in [*self.waits]:
-                assert wait.job is not None
-                self.break_deadlocks(deadlock.end_of(wait.job))
-        self.running.proved = deadlock.can_all_end(self.waits)
+        stuck = deadlock.stuck_jobs(self.waits)
+        if ends_waits and stuck:
+            for job in [job for job in stuck if job not in known]:
+                self.break_deadlocks(deadlock.end_of(job))
+            stuck = deadlock.stuck_jobs(self.waits)
+        self.running.proved = not stuck
 
     def break_deadlocks(self, goal: deadlock.Goal) -> None:
         """End waits in errors until ``goal`` can be reached."""

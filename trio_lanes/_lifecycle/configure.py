@@ -39,7 +39,7 @@ def configure(
             if before.get(actor) is not actor.config:
                 scheduler.call_hooks(hooks, actor)
     # A limit of 0 is no part of the search for deadlocks.
-    scheduler.limits_changed(opened=bool(closed - _closed(scheduler)))
+    scheduler.limits_changed(ends_waits=bool(closed - _closed(scheduler)))
 
 
 def _closed(scheduler: Scheduler) -> set[object]:
@@ -154,4 +154,4 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
             lane.limiter.total_tokens = value
             lane.touch()
             scheduler.call_hooks(scheduler.hooks.lane_configured, lane)
-    scheduler.limits_changed(opened=was_closed)
+    scheduler.limits_changed(ends_waits=was_closed)

@@ -6,9 +6,9 @@ in rounds, each as many as the limit; a round in which the lane used less than h
 says nothing about it.
 
 A job that got its slot before the last decrease says nothing about the limit of now. So a burst of
-refusals is one decrease, and no window of times is mixed. Until the first sign of overload the
-limit doubles in each round; after that it grows by one (``"aimd"``), or follows the gradient of
-the times:
+refusals is one decrease, and no window of times is mixed over it. In the start, until the first
+sign of overload or a round at ``high``, the limit doubles in each round, and a refusal undoes that;
+after that it grows by one (``"aimd"``), or follows the gradient of the times:
 
     gradient = min(1, max(1/2, long average / mean of the round))
     limit + SMOOTHING * (limit * gradient + sqrt(limit) - limit)
@@ -16,6 +16,9 @@ the times:
 The square root is what may queue at the provider, or its times would never say that there is more
 room. The long average follows the rounds, so that it also follows a provider that gets slower for
 good; the price is that the limit creeps up until something is refused.
+
+The time of a job that lent its slot says nothing, but its success does. So after a round without
+any times the limit grows as with ``"aimd"``. Too few times for a mean are kept for the next round.
 
 Pure: no function here reads a clock, and nothing is drawn by chance.
 """
@@ -26,6 +29,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Literal, final
 
 import attrs
@@ -71,11 +75,15 @@ class Adaptive:
 
     It begins with ``low``, or after `Lanes.configure` with the limit that the lane had, and doubles
     until something is refused or gets slower. A refusal is an error of a job that ``overloaded``
-    accepts, or a call of `Job.overloaded`: the limit falls by a tenth, once for all jobs that ran
-    then. In between, ``"aimd"`` adds one for as many successes as the limit; ``"gradient"``
-    compares how long the jobs of late have run with the long average, so that it also falls, before
-    anything is refused, when the provider queues. Jobs that lend their slot or are readmitted are
-    left out of that comparison.
+    accepts, or a call of `Job.overloaded`: the limit falls, once for all jobs that ran then: by a
+    tenth; by half while it still doubled. In between, ``"aimd"`` adds one for as many successes as
+    the limit; ``"gradient"`` compares how long the jobs of late have run with the long average, so
+    that it also falls, before anything is refused, when the provider queues. The times of jobs that
+    lend their slot or are readmitted are left out of that comparison; where there are no others,
+    it grows as ``"aimd"`` does.
+
+    If jobs that wait for jobs of the lane, directly or not, hold all that a fall leaves, waits of
+    theirs end in a `LaneDeadlockError`: such a limit would never rise again.
 
     Every lane of a template learns for itself, and forgets when it goes. A concurrency that
     is set by hand replaces the `Adaptive`. Durable lanes refuse it: each instance would learn
@@ -151,8 +159,9 @@ class Tuner:
         self._limit = float(min(max(start, config.low), config.high))
         self._starting = True
         self._lowered_at = -math.inf
-        # of this round: successes, their times, and the most slots that were in use
-        self._count, self._times, self._peak = 0, 0.0, 0
+        # of this round: successes, the most slots that were in use, and whether a time was taken
+        self._count, self._peak, self._has_times = 0, 0, False
+        self._timed, self._times = 0, 0.0  # the times since the last mean: how many, and their sum
         self._average: float | None = None  # of the times of rounds
         self._rounds = 0
 
@@ -165,8 +174,9 @@ class Tuner:
         """Whether an error is a refusal, by the user's predicate."""
         try:
             return bool(self.config.overloaded(error))
-        except Exception:
-            logger.exception("Adaptive.overloaded raised an exception, which counts as False")
+        except BaseException:  # as of a hook: the job has ended, and must settle
+            with suppress(BaseException):  # of a logging handler, or of a `repr`
+                logger.exception("Adaptive.overloaded raised an exception, which counts as False")
             return False
 
     def refused(self, began: float, now: float) -> bool:
@@ -188,25 +198,39 @@ class Tuner:
           slots: how many slots of the lane were in use.
           timed: whether it had its slot for all of its time.
         """
-        if began < self._lowered_at or not (timed or self.config.by == "aimd"):
+        if began < self._lowered_at:
             return False
         self._count += 1
-        self._times += now - began
         self._peak = max(self._peak, slots)
         gradient = self.config.by == "gradient"
+        if timed and gradient:
+            self._has_times = True
+            self._timed += 1
+            self._times += now - began
         if self._count < max(self.limit, _MIN_TIMES if gradient else 1):
             return False
-        mean, uses_half = self._times / self._count, self._peak * 2 >= self.limit
+        uses_half, has_times = self._peak * 2 >= self.limit, self._has_times
         self._begin_round()
+        mean = self._mean()
         if not uses_half:
             return False
-        if gradient:
+        if mean is not None:
             return self._follow(mean, now)
+        if has_times:  # they say more once there are more of them
+            return False
         more = self._limit if self._starting else 1
         return self._change(self._limit + more, now, "nothing was refused")
 
     def _begin_round(self) -> None:
-        self._count, self._times, self._peak = 0, 0.0, 0
+        self._count, self._peak, self._has_times = 0, 0, False
+
+    def _mean(self) -> float | None:
+        """Return the mean of the times since the last one, if there are enough of them."""
+        if self._timed < _MIN_TIMES:
+            return None
+        mean = self._times / self._timed
+        self._timed, self._times = 0, 0.0
+        return mean
 
     def _follow(self, mean: float, now: float) -> bool:
         """Follow the gradient of the times."""
@@ -231,6 +255,9 @@ class Tuner:
             self._starting = False
             self._lowered_at = now
             self._begin_round()
+            self._timed, self._times = 0, 0.0
+        elif self._limit == self.config.high:
+            self._starting = False  # a refusal from now on has no doubling to undo
         self._limit = min(max(limit, self.config.low), self.config.high)
         if self.limit == before:
             return False

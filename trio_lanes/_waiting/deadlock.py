@@ -8,7 +8,8 @@ takes the last room; a job takes its slot back while another task of it waits fo
 next to get this slot; a limit of 0, which is no part of the graph, is raised. The loop asks about
 each of these acts when it happens (`broken_by`), and only if a task waits inside a job at all. No
 other act has to be checked: a job that starts goes on, and a job that ends only gives tokens back.
-A limit that is lowered is not checked, since it may be raised again.
+A limit that the application lowers is not checked, since it may be raised again. A limit that tunes
+itself rises only as jobs of its lane end, so its falls are checked, as the rise of a limit of 0 is.
 
 Invariant: each wait inside a job can end, outside of acts. So a wait that begins is a deadlock only
 if it needs its own job: what that job holds is all that it can keep from coming. What a job holds
@@ -19,7 +20,7 @@ and from the job to the jobs that need it (`may_need`). The shorter of the two d
 waits that form chains and trees in any order cost little more each than a few.
 
 A limit that is lowered may break the invariant. The loop then looks at all waits once
-(`can_all_end`), and where one is stuck, waits that begin are searched to the end, until the limits
+(`stuck_jobs`), and where one is stuck, waits that begin are searched to the end, until the limits
 change again or no task waits.
 
 Of the waits whose end would break the cycle, the latest ends in an error. No wait has to end if
@@ -99,11 +100,11 @@ def check(wait: Wait, table: JobsByTask) -> Collection[AnyJob]:
     raise _error(stuck, wait.job)
 
 
-def can_all_end(waits: Iterable[Wait]) -> bool:
-    """Whether each of ``waits``, inside jobs, can end."""
+def stuck_jobs(waits: Iterable[Wait]) -> Collection[AnyJob]:
+    """Return the jobs that can never end, if not each of ``waits``, inside jobs, can end."""
     search = Search()
     ends = [(search.end_of, wait.job) for wait in waits if wait.job is not None]
-    return bool(search.can_come([*ends]))
+    return () if search.can_come([*ends]) else search.stuck_jobs()
 
 
 # ---- cycles that are closed by an act that is no wait

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.support.bodies import returns
 from trio_lanes import (
     Adaptive,
+    Job,
     JobCancelledError,
+    JobState,
     Lane,
     LaneConfig,
+    LaneDeadlockError,
     LaneInstrument,
     Lanes,
     SessionLane,
@@ -243,23 +247,155 @@ async def test_by_the_gradient_it_falls_when_jobs_take_longer_and_nothing_is_ref
         assert lane.limits_tried[-1].reason == "a job was refused"
 
 
-async def test_by_the_gradient_jobs_that_lend_their_slots_say_nothing(
+async def lends(seconds: float) -> None:
+    job = current_job()
+    assert job is not None
+    async with job.yield_slot():
+        await trio.sleep(seconds)
+    await trio.sleep(seconds)
+
+
+async def test_by_the_gradient_the_times_of_jobs_that_lend_their_slots_say_nothing(
     autojump_clock: MockClock,
 ) -> None:
-    async def lends(seconds: float) -> None:
-        job = current_job()
-        assert job is not None
-        async with job.yield_slot():
-            await trio.sleep(seconds)
-        await trio.sleep(seconds)
-
     async with open_lanes({"main": gradient()}) as lanes:
-        for _ in range(10):
-            await spread(lanes, 1, lends, 1)
-        assert tried(lanes) == []
-        await spread(lanes, 1, trio.sleep, 0)
-        await spread(lanes, 1, trio.lowlevel.checkpoint)
-        assert tried(lanes) == [20, 40]
+        await spread(lanes, 1, lends, 1)
+        assert tried(lanes) == [20]  # it doubles, as nothing was refused
+        await spread(lanes, 1, trio.sleep, 1)
+        await spread(lanes, 1, trio.sleep, 1)
+        assert tried(lanes) == [20, 40, 80]
+        await spread(lanes, 1, lends, 50)
+        assert tried(lanes) == [20, 40, 80, 100]
+        await spread(lanes, 1, refuse)
+        await spread(lanes, 1, lends, 50)
+        assert lanes.lane("main").limits_tried[-1].reason == "nothing was refused"
+        assert tried(lanes)[-2:] == [50, 51]
+
+
+async def test_by_the_gradient_a_few_times_are_kept_until_their_mean_says_something(
+    autojump_clock: MockClock,
+) -> None:
+    async def some(number: int, seconds: float) -> None:
+        if number % 3:
+            await lends(1)
+        else:
+            await trio.sleep(seconds)
+
+    async def rounds(count: int, seconds: float) -> None:
+        for _ in range(count):
+            jobs = [lanes.submit_nowait(some, n, seconds) for n in range(int(lane.concurrency))]
+            for job in jobs:
+                await job.wait()
+
+    async with open_lanes({"main": gradient(10, 20)}) as lanes:
+        lane = lanes.lane("main")
+        await rounds(12, 1)
+        assert lane.concurrency == 20
+        await rounds(12, 5)  # seven times in a round: each second one has a mean
+        assert "jobs take longer: 5 s," in [tried.reason[:22] for tried in lane.limits_tried]
+        assert lane.concurrency < 20
+
+
+async def test_after_a_round_at_its_highest_limit_the_first_refusal_lowers_it_by_a_tenth(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": aimd(2, 16)}) as lanes:
+        await spread(lanes, 3, trio.sleep, 1)
+        assert tried(lanes) == [4, 8, 16]
+        await spread(lanes, 1, trio.sleep, 1)
+        await spread(lanes, 1, refuse)
+        assert tried(lanes) == [4, 8, 16, 14]
+
+
+class NoExceptionError(BaseException):
+    """As `pytest.fail` raises it."""
+
+
+@pytest.mark.parametrize("session", [None, "alice"])
+@pytest.mark.parametrize("runs", [False, True], ids=["by its handle", "in the block's own task"])
+async def test_a_job_settles_whatever_the_predicate_raises(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, session: str | None, runs: bool
+) -> None:
+    def broken(error: BaseException) -> bool:
+        raise NoExceptionError
+
+    async def fail() -> None:
+        await trio.sleep(1)
+        raise ValueError("no refusal")
+
+    settled: list[Job[Any]] = []
+    config = LaneConfig(concurrency=Adaptive(1, 8, overloaded=broken))
+    async with open_lanes({"main": config}) as lanes:
+        if runs:
+            with pytest.raises(ValueError, match="no refusal"):
+                await lanes.run(
+                    fail, session=session, on_submit=lambda job: job.on_settled(settled.append)
+                )
+        else:
+            job = lanes.submit_nowait(fail, session=session)
+            job.on_settled(settled.append)
+            with pytest.raises(ValueError, match="no refusal"):
+                await job.wait()
+        await lanes.run(trio.sleep, 1, session=session)  # nothing stands still
+    assert [job.state for job in settled] == [JobState.FAILED]
+    assert "Adaptive.overloaded raised" in caplog.text
+
+
+# ---- a limit that falls under jobs that wait
+
+
+@pytest.mark.parametrize("way", ["main", "other"])
+async def test_waits_for_jobs_of_the_lane_end_in_errors_when_the_fall_leaves_no_slot_for_them(
+    autojump_clock: MockClock, way: str
+) -> None:
+    async def child() -> str:
+        return await lanes.run(grandchild) if way == "other" else await grandchild()
+
+    async def grandchild() -> str:
+        await trio.sleep(1)
+        return "value"
+
+    async def parent() -> str:
+        await trio.sleep(0.5)
+        return await lanes.run(child, lane=way)
+
+    async with open_lanes({"main": aimd(2, 4), "other": 9}) as lanes:
+        lane = lanes.lane("main")
+        await spread(lanes, 3, trio.sleep, 1)
+        parents = [lanes.submit_nowait(parent) for _ in range(3)]
+        refused = lanes.submit_nowait(refuse)
+        await refused.wait_done()
+        _ = refused.exception
+        assert lane.concurrency == 3
+        ends = []
+        for job in parents:
+            await job.wait_done()
+            ends.append(type(job.exception))
+        assert ends.count(LaneDeadlockError) in (1, 2)  # then there is a slot for the others
+        assert set(ends) <= {LaneDeadlockError, type(None)}
+        await lanes.wait_idle()
+    assert trio.current_time() < 20
+
+
+async def test_a_fall_leaves_waits_alone_that_a_limit_of_the_application_holds(
+    autojump_clock: MockClock,
+) -> None:
+    async def parent() -> str:
+        return await lanes.run(returns, lane="other")
+
+    async with open_lanes({"main": aimd(2, 4), "other": 2}) as lanes:
+        await spread(lanes, 1, trio.sleep, 1)
+        job = lanes.submit_nowait(parent, lane="other")
+        lanes.submit_nowait(trio.sleep, 1, lane="other")
+        await wait_all_tasks_blocked()
+        lanes.lane("other").concurrency = 1
+        await trio.sleep(2)
+        for _ in range(2):
+            await spread(lanes, 1, refuse)
+        assert lanes.lane("main").concurrency == 2
+        assert job.state is JobState.RUNNING
+        lanes.lane("other").concurrency = 2
+        await job.wait()
 
 
 class Configured(LaneInstrument):
