@@ -67,7 +67,7 @@ from .shutdown import INTERRUPTED
 from .terminal import Lines
 from .tools import bundled_tools
 
-LEASE: Final = 5.0  # seconds after which another process answers for one that was killed
+LEASE: Final = 6.25  # seconds after which another process answers for one that was killed
 MAX_CRASHES: Final = 20  # a chat is killed by people more often than by a message
 AGAIN: Final = 0.5  # seconds until a store that is away is asked again
 LAST_EVENTS: Final = 2.0  # seconds to store the last events of a turn

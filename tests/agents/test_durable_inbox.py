@@ -113,9 +113,9 @@ def stage(
     server = request.getfixturevalue(kind)
     if kind == "postgres":
         mock_clock.prepare(name)
-        store: Any = PostgresStore(server.dsn(), namespace=name, patience=3600)
+        store: Any = PostgresStore(server.dsn(), namespace=name, patience=24)
     else:
-        store = valkey_clock.on_test_time(ValkeyStore(server.url, namespace=name, patience=3600))
+        store = valkey_clock.on_test_time(ValkeyStore(server.url, namespace=name, patience=24))
     return DurableStage(store, mock_clock, pause=0.01)
 
 

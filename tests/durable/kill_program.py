@@ -84,10 +84,10 @@ def used_of(payload: int) -> int:
 def store_of(kind: str, address: str) -> Store:
     if kind == "postgres":
         dsn, _, namespace = address.rpartition("#")
-        return PostgresStore(dsn, namespace=namespace)
+        return PostgresStore(dsn, namespace=namespace, patience=min(5.0, 0.8 * LEASE))
     if kind == "valkey":
         url, _, namespace = address.rpartition("#")
-        return ValkeyStore(url, namespace=namespace)
+        return ValkeyStore(url, namespace=namespace, patience=min(5.0, 0.8 * LEASE))
     return ServedStoreClient(lambda: connect_unix(address), name="the served file")
 
 

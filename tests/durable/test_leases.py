@@ -15,6 +15,7 @@ from trio_lanes.durable import (
     JobDeadError,
     MemoryStore,
     RetryPolicy,
+    SqliteStore,
     StoreUnavailableError,
     SubmittedJob,
     current_job,
@@ -57,11 +58,22 @@ async def sleeps(payload: Any) -> str:
 
 
 async def test_heartbeats_keep_a_lease_for_ever(autojump_clock: MockClock) -> None:
-    async with open_durable_lanes(MemoryStore(), {"sleeps": sleeps}, lease_ttl=3) as lanes:
+    async with open_durable_lanes(MemoryStore(), {"sleeps": sleeps}, lease_ttl=7) as lanes:
         (before,) = await lanes.instances()
         assert await (await lanes.submit("sleeps", 1000)).wait() == "slept 1000"
         (after,) = await lanes.instances()
         assert before.id == after.id
+
+
+def test_a_lease_that_a_call_could_outlast_is_refused() -> None:
+    store = MemoryStore()
+    for patience, least in ((5.0, "6.25"), (0.4, "0.5")):
+        store.patience = patience
+        open_durable_lanes(store, {}, lease_ttl=1.25 * patience)
+        with pytest.raises(ValueError, match=f"lease_ttl must be at least {least}, "):
+            open_durable_lanes(store, {}, lease_ttl=1.24 * patience)
+        open_durable_lanes(store, {}, lease_ttl=0.1, worker=False)
+    open_durable_lanes(SqliteStore("jobs.db"), {}, lease_ttl=0.1)  # it has no leases
 
 
 async def test_what_an_instance_runs_is_cancelled_before_its_lease_can_be_over(

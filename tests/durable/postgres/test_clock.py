@@ -38,7 +38,7 @@ class Stage:
         self.bench = Bench(self.store, folder, self.clock, 0.01)  # type: ignore[arg-type]
 
     def store(self, folder: Path) -> PostgresStore:
-        return PostgresStore(self.server.dsn(), namespace=self.namespace, patience=HOUR)
+        return PostgresStore(self.server.dsn(), namespace=self.namespace, patience=24)
 
     def set_clock(self, seconds: float) -> None:
         """Set the clock of the server so many seconds ahead."""
@@ -150,7 +150,9 @@ def test_a_heartbeat_lets_run_at_follow_the_clock(
     monkeypatch.setattr("time.time", lambda: EPOCH + stage.clock.current_time())
 
     async def story() -> None:
-        async with stage.bench.instance(lease_ttl=3) as lanes:
+        store = stage.bench.store()
+        store.patience = 2.0
+        async with stage.bench.instance(store=store, lease_ttl=3) as lanes:
             await lanes.submit("echo", "planned", run_at=time.time() + HOUR / 2)
             await stage.bench.settle()
             stage.set_clock(HOUR)
@@ -170,7 +172,9 @@ def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_
     async def story() -> None:
         async with stage.bench.doomed(new_job("again")):
             stage.set_clock(-HOUR)
-        async with stage.bench.instance(lease_ttl=LEASE):
+        store = stage.bench.store()
+        store.patience = LEASE / 2
+        async with stage.bench.instance(store=store, lease_ttl=LEASE):
             for _ in range(5):  # a lease, which began at the last act before
                 await stage.bench.advance(LEASE / 4)
             assert stage.bench.log == ["again"]

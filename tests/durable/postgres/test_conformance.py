@@ -35,7 +35,7 @@ def store(folder: Path) -> PostgresStore:
     if namespace not in _prepared:
         _clocks[-1].prepare(namespace)
         _prepared.add(namespace)
-    return PostgresStore(_servers[0].dsn(), namespace=namespace, patience=3600)
+    return PostgresStore(_servers[0].dsn(), namespace=namespace, patience=2880)
 
 
 TestPostgresStore = durable_store_suite(store, clock=clock, pause=0.01)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ class Place:
     def store(self, folder: Path) -> ValkeyStore:
         """Return a store of a test, to which the folder belongs."""
         assert self.server is not None
-        return on_test_time(ValkeyStore(self.server.url, namespace=folder.name, patience=3600))
+        return on_test_time(ValkeyStore(self.server.url, namespace=folder.name, patience=2880))
 
     def close(self) -> None:
         """Close the clock."""

@@ -58,8 +58,14 @@ def test_delays_retries_rates_quotas_pauses_and_leases_are_as_long_when_the_cloc
 
     async def story() -> None:
         limits = {"main": 9, "rated": LaneConfig(concurrency=9, rate=TWO)}
+        store = bench.store()
+        store.patience = 24
         async with bench.instance(
-            lanes=limits, quotas={"q": TWO}, handlers={"fail_once": fail_once}, lease_ttl=30
+            store=store,
+            lanes=limits,
+            quotas={"q": TWO},
+            handlers={"fail_once": fail_once},
+            lease_ttl=30,
         ) as lanes:
             for time in times:
                 bench.log.clear()
@@ -98,7 +104,9 @@ def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_
     async def story() -> None:
         async with bench.doomed(new_job("again")):
             clock.set_clock(-HOUR)
-        async with bench.instance(lease_ttl=LEASE):
+        store = bench.store()
+        store.patience = LEASE / 2
+        async with bench.instance(store=store, lease_ttl=LEASE):
             for _ in range(5):  # a lease, which began at the last act before
                 await bench.advance(LEASE / 4)
             assert bench.log == ["again"]
@@ -110,7 +118,12 @@ def test_an_instance_that_calls_seldom_does_not_hold_the_time_of_the_others_back
     bench: Bench, clock: StoreClock
 ) -> None:
     async def story() -> None:
-        async with bench.instance(lease_ttl=30) as lanes, bench.instance(worker=False) as seldom:
+        store = bench.store()
+        store.patience = 24
+        async with (
+            bench.instance(store=store, lease_ttl=30) as lanes,
+            bench.instance(worker=False) as seldom,
+        ):
             await lanes.submit("echo", "late", delay=35)
             for _ in range(3):
                 await bench.advance(10)  # with calls of the worker alone

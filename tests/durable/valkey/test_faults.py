@@ -133,7 +133,7 @@ async def test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_not
         scope.cancel()
 
     async def work(proxy: Proxy, lanes: list[Any], *, task_status: Any) -> None:
-        store = ValkeyStore(proxy.url, namespace=namespace, patience=60)
+        store = ValkeyStore(proxy.url, namespace=namespace, patience=24)
         async with open_durable_lanes(store, {"echo": echo}, {"main": 9}, grace=0) as mine:
             lanes.append(mine)
             task_status.started()

@@ -28,7 +28,7 @@ from .._options.limits import (
 )
 from .._options.names import checked_name
 from .._options.retry import RetryPolicy
-from .._runs.lease import Lease
+from .._runs.lease import Lease, check_lease
 from .._runs.worker import Handler, Worker
 from .._wire.stand_in import stand_in
 from ..acts.inspection import AllGroups, AllLanes, AllRules
@@ -95,8 +95,8 @@ def open_durable_lanes(
       on_dead: whether a dead job's session goes on, or is closed until the job is requeued, purged
         or its session cleared.
       result_ttl: seconds for which the store remembers an ended job and its key.
-      lease_ttl: seconds without a heartbeat after which an instance has lost its runs; not used
-        by a store that takes only one worker.
+      lease_ttl: seconds without a heartbeat after which an instance has lost its runs; at least
+        1.25 times the ``patience`` of the store. Not used by a store that takes only one worker.
       worker: whether this instance runs jobs; else it only submits and inspects.
       affinity: seconds for which this instance leaves the next job of a session to the instance
         that ran the one before, if that is alive, has room and has the handler. Give all
@@ -144,6 +144,8 @@ def open_durable_lanes(
         checked_name("a quota's name", name): _limits(name, of) for name, of in quotas.items()
     }
     store = stand_in(store)
+    if worker and store.leased:
+        check_lease(lease_ttl, store.patience)
     instruments = tuple(instruments)
     durable = DurableLanes(store, handlers, grace, instruments)
     if not worker:

@@ -74,6 +74,20 @@ class Has(Protocol):
         """Cancel what the store lacks."""
 
 
+def check_lease(ttl: float, patience: float) -> None:
+    """Refuse a lease in which a call of a run, which is not cancelled, may outlast the deadline.
+
+    Raises:
+      ValueError: it names the least lease.
+    """
+    if TRUSTED * ttl < patience:
+        raise ValueError(
+            f"lease_ttl must be at least {patience / TRUSTED:g}, which is {1 / TRUSTED:g} times the"
+            f" patience of the store, got {ttl!r}: a call of a job waits for its answer for up to"
+            f" {patience:g} s, cancelled or not, and the job must end before its lease is over"
+        )
+
+
 @final
 class Lease:
     """The lease of one instance: joins the store, and keeps its lease."""
