@@ -85,7 +85,7 @@ class InMemory:
                 nursery.cancel_scope.cancel()
 
         # a jump of the clock of a test must not end the patience of a call
-        return ServedStoreClient(connect, name="the served memory", patience=1e9)
+        return ServedStoreClient(connect, name="the served memory", patience=2880)
 
 
 @attrs.frozen
@@ -471,7 +471,12 @@ def test_an_error_that_the_wire_does_not_know_is_a_store_error() -> None:
 def test_opening_that_is_cancelled_at_any_step_ends_in_whichever_order_tasks_hear_of_it(
     tmp_path: Path,
 ) -> None:
-    cancel_open(lambda: InMemory()(tmp_path))
+    def served() -> Store:
+        store = InMemory()(tmp_path)
+        store.patience = 5.0
+        return store
+
+    cancel_open(served)
 
 
 def test_opening_that_is_cancelled_at_any_step_ends(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Final, Protocol, final, runtime_checkable
 import attrs
 import trio
 
-from ... import RateLimit
+from ... import JobCancelledError, RateLimit
 from ..._config import check as _check
 from .._contract.act import new_ticket
 from .._contract.amounts import MAX_DECIMAL, Costs, difference, fits, scale_of, to_data
@@ -40,6 +40,14 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 _A_LOCK: Final[tuple[None, tuple[RateLimit, ...], Costs]] = None, (), {}
 """What a `Withdraw` says of a request for a lock."""
+
+
+def _may_be_made(error: BaseException) -> bool:
+    """Whether a request may have been made, or may be made yet, though its caller got an error."""
+    if isinstance(error, StoreUnavailableError):
+        return error.unknown
+    # a run that asks again and again ends so when it has lost its lease
+    return isinstance(error, trio.Cancelled | JobCancelledError)
 
 
 @final
@@ -150,8 +158,8 @@ class Requests:
             self._asked[ticket] = self._last
             try:
                 made = await asked(self._store, partial(self._store.do, act, ticket))
-            except StoreUnavailableError as error:
-                unknown = error.unknown
+            except BaseException as error:
+                unknown = _may_be_made(error)
                 if unknown:
                     of = (act.quota, act.limits, act.costs) if isinstance(act, Spend) else _A_LOCK
                     self._do_later(partial(self._withdraw, Withdraw(ticket, *of), new_ticket()))
