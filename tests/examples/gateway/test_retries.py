@@ -6,8 +6,11 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -31,6 +34,36 @@ CLIENTS = 12
 @pytest.mark.slow
 def test_no_question_is_asked_twice_over_kills_of_the_gateway(tmp_path: Path) -> None:
     rng = random.Random(1)
+
+    def life(process: subprocess.Popen[str]) -> None:
+        time.sleep(rng.uniform(0.1, 2.0))
+
+    _ask_over_kills(tmp_path, number("KILLS_GATEWAY", 20), life)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="several processes need Linux")
+def test_over_kills_of_the_parent_no_answer_fails_though_its_store_is_away_besides(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(2)
+
+    def life(process: subprocess.Popen[str]) -> None:
+        """The parent, which owns the store, stands still for a while: often beyond patience."""
+        time.sleep(rng.uniform(0.5, 3.0))
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(rng.uniform(0.0, 10.0))
+        if rng.random() < 0.7:  # else it dies as it stands
+            process.send_signal(signal.SIGCONT)
+            time.sleep(rng.uniform(0.0, 3.0))
+
+    _ask_over_kills(tmp_path, number("KILLS_GATEWAY", 3), life, "--processes", "2")
+
+
+def _ask_over_kills(
+    folder: Path, kills: int, life: Callable[[subprocess.Popen[str]], None], *options: str
+) -> None:
+    """Ask, and have each question answered once and in order, while gateways are killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -59,13 +92,13 @@ def test_no_question_is_asked_twice_over_kills_of_the_gateway(tmp_path: Path) ->
                     break
 
     command = ("examples.gateway", "--port", str(port), "--limit", "12", "--grace", "0")
-    command = (*command, "--durable", str(tmp_path), "--word-delay", "0.05")
+    command = (*command, "--durable", str(folder), "--word-delay", "0.05", *options)
     with ThreadPoolExecutor(CLIENTS) as pool:
         clients = [pool.submit(ask, place) for place in range(CLIENTS)]
         try:
-            for _ in range(number("KILLS_GATEWAY", 20)):
+            for _ in range(kills):
                 with program(*command, announces="the gateway is at ") as (process, _):
-                    time.sleep(rng.uniform(0.1, 2.0))
+                    life(process)
                     os.kill(process.pid, signal.SIGKILL)
                     process.wait()
         finally:
