@@ -17,7 +17,7 @@ from ..openai_api.wire import Answer, Json, sse, stem_of
 REASONS: Final = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
                 413: "request_too_large", 429: "rate_limit_error",
-                503: "overloaded_error"}  # fmt: skip
+                503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
 
 
 def error(refused: Refused) -> JSONResponse:
@@ -40,7 +40,8 @@ def message(answer: Answer) -> Json:
     """Return a response that has ended as a message; raise `Refused` if it has failed."""
     done = completion(answer)
     whole = done["choices"][0]["message"]
-    content: list[Json] = [{"type": "text", "text": whole["content"]}] if whole["content"] else []
+    texts = filter(None, (whole["content"], whole["refusal"]))  # it has no other part for one
+    content: list[Json] = [{"type": "text", "text": text} for text in texts]
     for call in whole.get("tool_calls", ()):
         block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
         content.append(block | {"input": _input(call["function"]["arguments"])})
@@ -106,6 +107,8 @@ def _input(arguments: str) -> Json:
 
 def _reason(done: Json) -> Json:
     choice = done["choices"][0]
+    if choice["message"]["refusal"]:
+        return {"stop_reason": "refusal", "stop_sequence": None}
     sequence = choice.get("stop_reason")  # most upstreams do not say it
     reason = REASONS.get(choice["finish_reason"], "stop_sequence" if sequence else "end_turn")
     return {"stop_reason": reason, "stop_sequence": sequence}

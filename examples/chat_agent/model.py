@@ -65,8 +65,18 @@ class Stopped:
     at: str
 
 
+class Refusal(str):
+    """A piece of the text by which the model says that it does not answer."""
+
+    __slots__ = ()
+
+
 class ModelError(Exception):
     """The model could not answer; the text is one line for the user."""
+
+
+class ModelSilentError(ModelError):
+    """The model has said nothing for too long."""
 
 
 class RequestError(ModelError):
@@ -86,7 +96,8 @@ class ModelBusyError(ModelError):
         self.retry_after: Final = retry_after
 
 
-# a piece of text, a complete call, or, at most once each, the usage, and how it has ended
+# a piece of text, which may be a `Refusal`; a complete call; or, at most once each, the usage, and
+# how it has ended
 Event = str | ToolCall | Usage | Cut | Stopped
 
 

@@ -6,9 +6,8 @@ repeats or holds back. The lane limits the number of concurrent requests.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final, Protocol, Self
 
@@ -16,32 +15,28 @@ import httpx2
 
 from trio_lanes import retry_after
 
+from .keys import without_secrets
 from .model import (
-    Cut,
     Event,
     Message,
     ModelBusyError,
     ModelError,
+    ModelSilentError,
     RequestError,
     Settings,
-    Stopped,
-    ToolCall,
-    Usage,
-    well_formed,
 )
+from .openai_chunks import events_of, mapping, message_of
 from .screen import shorten
 from .tools import Tool
 
-# The pool has no limit, so it needs no timeout. The `timeout` of the job limits a turn.
-TIMEOUT: Final = httpx2.Timeout(connect=20, read=60, write=60, pool=None)
+CONNECT_SECONDS: Final = 20.0  # to reach the endpoint, and to send it a request
+SILENT_SECONDS: Final = 300.0  # in which the endpoint sends nothing: models that think are silent
 TOO_MANY_REQUESTS: Final = 429
+UNAUTHORIZED: Final = 401
 OF_THE_REQUEST: Final = (400, 404, 413, 422)  # other errors are about the endpoint, or its key
 TOO_LONG: Final = "context_length_exceeded"
 TOO_LONG_TEXT: Final = re.compile(r"context (length|window|size)|maximum context|too long", re.I)
 OF_TOOLS: Final = ("tool_choice", "parallel_tool_calls")  # refused by endpoints without tools
-MAX_TOKENS: Final = (
-    100_000_000  # of one call; a larger number is an error, and would block all other calls
-)
 LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
 
 
@@ -78,8 +73,7 @@ class OpenAIModel:
         cls, base_url: str, api_key: str, model: str, tools: Iterable[Tool]
     ) -> AsyncIterator[Self]:
         """Open a model with its own client. An empty key is not sent."""
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT, limits=LIMITS) as client:
+        async with client_for(api_key) as client:
             yield cls(client, base_url, model, tools)
 
     @asynccontextmanager
@@ -103,10 +97,26 @@ class OpenAIModel:
                     raise _refused(source.response)
                 stops = self._settings.get("stop", ())
                 stops = [stops] if isinstance(stops, str) else stops
-                async with _reading(source) as chunks, aclosing(_events(chunks, stops)) as events:
+                async with _reading(source) as chunks, aclosing(events_of(chunks, stops)) as events:
                     yield events
-        except httpx2.HTTPError as error:
-            raise ModelError(f"{type(error).__name__}: {error}") from error
+        except httpx2.ReadTimeout as error:
+            seconds = self._client.timeout.read or 0
+            text = f"the endpoint has said nothing for {seconds:g} s"
+            raise ModelSilentError(text) from error
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+            # its text may have the key, or the password of the URL
+            text = f"no answer of the endpoint: {type(error).__name__}"
+            raise ModelError(text) from None
+
+
+def client_for(
+    api_key: str, connect_seconds: float = CONNECT_SECONDS, silent_seconds: float = SILENT_SECONDS
+) -> httpx2.AsyncClient:
+    """Return a client for an endpoint with this key; an empty key is not sent."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    # The pool has no limit, so it needs no timeout. The `timeout` of the job limits a turn.
+    timeout = httpx2.Timeout(connect_seconds, read=silent_seconds, pool=None)
+    return httpx2.AsyncClient(headers=headers, timeout=timeout, limits=LIMITS)
 
 
 @asynccontextmanager
@@ -129,93 +139,6 @@ async def _reading(
                 pass
 
 
-async def _events(
-    chunks: AsyncIterator[httpx2.ServerSentEvent], stops: Sequence[str]
-) -> AsyncGenerator[Event, None]:
-    """Yield text as it arrives, and calls at the end, when they are complete.
-
-    Some endpoints, vLLM is one, say in `stop_reason` at which of the ``stops`` the answer ended.
-    """
-    calls: dict[int, dict[str, str]] = {}
-    finished = False
-    reason: object = None
-    stop: object = None
-    usage: dict[str, Any] = {}
-    async for event in chunks:
-        if event.data == "[DONE]":
-            finished = True
-            continue  # not `break`: only after reading to the end can the connection be used again
-        chunk = _chunk(event.data)
-        usage |= _mapping(chunk.get("usage"))
-        choice = _choice(chunk)
-        reason = choice.get("finish_reason") or reason
-        stop = choice.get("stop_reason") or stop
-        finished = finished or reason is not None
-        delta = _mapping(choice.get("delta"))
-        if text := delta.get("content"):
-            yield well_formed(str(text))
-        for fragment in delta.get("tool_calls") or ():
-            _add(calls, _mapping(fragment))
-    if not finished:
-        raise ModelError("the endpoint ended its answer in the middle")
-    if reason in ("length", "content_filter"):
-        yield Cut(str(reason))
-        calls = {}  # their arguments may be cut, too
-    if reason == "stop" and isinstance(stop, str) and stop in stops:
-        yield Stopped(stop)
-    for place, call in enumerate(calls.values()):
-        id, name, arguments = map(well_formed, (call["id"], call["name"], call["arguments"]))
-        yield ToolCall(id or f"call_{place}", name, arguments)
-    if _is_count(usage.get("total_tokens")):
-        yield _usage(usage)
-
-
-def _is_count(tokens: object) -> bool:
-    return type(tokens) is int and 0 <= tokens <= MAX_TOKENS
-
-
-def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Return the usage that an endpoint sent; a count that is none is 0."""
-    prompt = usage.get("prompt_tokens_details") or {}
-    completion = usage.get("completion_tokens_details") or {}
-    counts: tuple[Any, ...] = (
-        usage["total_tokens"],
-        usage.get("prompt_tokens"),
-        usage.get("completion_tokens"),
-        prompt.get("cached_tokens") if isinstance(prompt, dict) else None,
-        completion.get("reasoning_tokens") if isinstance(completion, dict) else None,
-    )
-    return Usage(*(count if _is_count(count) else 0 for count in counts))
-
-
-def _chunk(data: str) -> Mapping[str, Any]:
-    try:
-        chunk = _mapping(json.loads(data))
-    except (ValueError, RecursionError):
-        raise ModelError(f"the endpoint sent invalid JSON: {shorten(data, 60)!r}") from None
-    if error := chunk.get("error"):
-        raise ModelError(f"the endpoint reports: {_message(error)}")
-    return chunk
-
-
-def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first choice of a chunk; empty if it has none, as the chunk with the usage."""
-    choices = chunk.get("choices") or [{}]
-    return _mapping(choices[0] if isinstance(choices, list) else choices)
-
-
-def _add(calls: dict[int, dict[str, str]], fragment: Mapping[str, Any]) -> None:
-    """Add a fragment of a call: the first has the name, each has a part of the arguments."""
-    index = fragment.get("index")
-    if not isinstance(index, int):  # if it is missing: a call begins at each id
-        index = len(calls) if fragment.get("id") or not calls else len(calls) - 1
-    call = calls.setdefault(index, {"id": "", "name": "", "arguments": ""})
-    function = _mapping(fragment.get("function"))
-    call["id"] += str(fragment.get("id") or "")
-    call["name"] += str(function.get("name") or "")
-    call["arguments"] += str(function.get("arguments") or "")
-
-
 def _to_json(message: Message) -> dict[str, Any]:
     result: dict[str, Any] = {"role": message.role, "content": [*message.parts] or message.text}
     if message.name:
@@ -234,21 +157,13 @@ def _to_json(message: Message) -> dict[str, Any]:
     return result
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise ModelError(f"the endpoint sent something unexpected: {shorten(repr(value), 60)}")
-    return value
-
-
 def _refused(response: httpx2.Response) -> ModelError:
     """Return the error for a response with an error."""
     text = _refusal(response)
     if response.status_code not in OF_THE_REQUEST:
         return ModelError(text)
     try:
-        error = _mapping(response.json()["error"])
+        error = mapping(response.json()["error"])
     except (ValueError, LookupError, TypeError, RecursionError, ModelError):
         error = {}
     code, param = error.get("code"), error.get("param")
@@ -262,14 +177,10 @@ def _refused(response: httpx2.Response) -> ModelError:
 
 
 def _refusal(response: httpx2.Response) -> str:
+    if response.status_code == UNAUTHORIZED:  # the text may have a part of the key
+        return f"the endpoint answered {UNAUTHORIZED}: it does not take the key"
     try:
-        message = _message(response.json()["error"])
+        message = message_of(response.json()["error"])
     except (ValueError, LookupError, TypeError, RecursionError):
-        message = shorten(response.text, 200)
+        message = shorten(without_secrets(response.text), 200)
     return f"the endpoint answered {response.status_code}: {message}"
-
-
-def _message(error: object) -> str:
-    """Return the text of an error object; its format depends on the endpoint."""
-    text = error.get("message", error) if isinstance(error, dict) else error
-    return shorten(str(text), 200)

@@ -16,7 +16,7 @@ from trio_lanes import Lanes, current_job
 
 from .builtin_model import BuiltinModel
 from .model import Cut, Message, Model, ModelBusyError, Settings, Stopped, ToolCall, Usage
-from .openai_model import LIMITS, TIMEOUT, OpenAIModel
+from .openai_model import CONNECT_SECONDS, SILENT_SECONDS, OpenAIModel, client_for
 
 Json = dict[str, Any]
 MAX_TRIES: Final = 4  # of one call of the model
@@ -112,12 +112,16 @@ async def ask_model(
 
 @asynccontextmanager
 async def open_upstream(
-    url: str, key: str, name: str, word_delay: float
+    url: str,
+    key: str,
+    name: str,
+    word_delay: float,
+    connect_seconds: float = CONNECT_SECONDS,
+    silent_seconds: float = SILENT_SECONDS,
 ) -> AsyncIterator[Upstream]:
     """Open the endpoint at ``url``; without a URL, the built-in model."""
     if not url:
         yield Builtin(word_delay)
         return
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT, limits=LIMITS) as client:
+    async with client_for(key, connect_seconds, silent_seconds) as client:
         yield Endpoint(client, url, name)

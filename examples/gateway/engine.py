@@ -22,7 +22,7 @@ from ..chat_agent.model import Message, ModelError
 from ..chat_agent.toolbox import Toolbox
 from ..chat_agent.upstream import Builtin, Upstream
 from ..openai_api.chat import to_message
-from ..openai_api.errors import BadInputError, Refused, of_model, problem
+from ..openai_api.errors import BadInputError, Refused, of_model, problem, too_slow
 from ..openai_api.history import Histories
 from ..openai_api.items import asked_in, is_approval, once, outputs_of
 from ..openai_api.wire import Answer, Json, session_of
@@ -254,7 +254,7 @@ class Engine:
                             exchange.rollback()
                 status = "completed"
             if limit.cancelled_caught:
-                status, why = "failed", problem(f"stopped after {self.turn_timeout:g} s")
+                status, why = "failed", too_slow(self.turn_timeout)
         except ModelError as error:
             status, why = "failed", of_model(error)
         except Exception as error:

@@ -101,7 +101,13 @@ class Rounds:
         while True:
             prompt = [*system, *self.history, *for_model(self.exchange.messages)]
             try:
-                return await ask_model(model, prompt, engine.lanes, TURNS, tell, first), cut
+                calls = await ask_model(model, prompt, engine.lanes, TURNS, tell, first)
+                offered = {tool["function"]["name"] for tool in tools}
+                if strange := [call.name for call in calls if call.name not in offered]:
+                    raise ModelError(
+                        f"the model calls a tool that nobody offered: {strange[0]!r:.60}"
+                    )
+                return calls, cut
             except RequestError as error:
                 if error.code != TOO_LONG or not ask.truncates or not self.history:
                     raise
@@ -111,16 +117,13 @@ class Rounds:
         """Run the calls of server tools; return those that wait for outputs, or for approval."""
         ask, exchange = self.ask, self.exchange
         await exchange.call([attrs.asdict(call) for call in calls])
-        offered = {tool["function"]["name"] for tool in ask.tools}
         made = sum(item["type"] == "mcp_call" for a in self.live.answers[:1] for item in a.output)
         here: list[ToolCall] = []
         left: list[ToolCall] = []
         for call in calls:
             label = self.engine.toolbox.server_of(call.name, ask.servers)
-            if label is None and call.name in offered:
+            if label is None:
                 left.append(call)
-            elif label is None:
-                await exchange.result(call.id, f"error: there is no tool {call.name[:60]!r}")
             elif made >= (ask.max_tool_calls or math.inf):
                 await exchange.result(call.id, "error: this response may call no more tools")
             else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,6 +23,8 @@ from trio_lanes import LaneConfig, Lanes, RateLimit
 from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
 
 from ..anthropic_api.messages import error as anthropic_error
+from ..chat_agent.keys import hide_in, secret
+from ..chat_agent.openai_model import CONNECT_SECONDS, SILENT_SECONDS
 from ..chat_agent.toolbox import PER_SERVER, Toolbox, open_toolbox
 from ..chat_agent.upstream import Upstream, open_upstream
 from ..deliveries.hooks import Hooks
@@ -114,16 +115,26 @@ async def answer_text(engine: Engine, session: str, text: str) -> str:
     await engine.lanes.run(turn, session=f"hook-{session}", lane=TURNS)
     if answer.status not in ("completed", "incomplete"):
         raise ConnectionError("the model did not answer")
-    return "".join(part["text"] for item in answer.output for part in item.get("content", ()))
+    parts = [part for item in answer.output for part in item.get("content", ())]
+    return "".join(part.get("text") or part.get("refusal") or "" for part in parts)
 
 
 @asynccontextmanager
 async def opening(options: argparse.Namespace) -> AsyncIterator[Parts]:
     """Open what turns need, also while they are drained: the model, tools, a client, a folder."""
-    key = os.environ.get("OPENAI_API_KEY", "")
+    key = secret("OPENAI_API_KEY")
+    for given in (options.upstream, options.store or "", *options.mcp):
+        hide_in(given.partition("=")[2] if given in options.mcp else given)
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            open_upstream(options.upstream, key, options.model, options.word_delay) as upstream,
+            open_upstream(
+                options.upstream,
+                key,
+                options.model,
+                options.word_delay,
+                options.connect_timeout,
+                options.silence_timeout,
+            ) as upstream,
             open_toolbox(options.tool_timeout, options.mcp) as toolbox,
             client_for_replies() as client,
         ):
@@ -178,6 +189,10 @@ def parser() -> argparse.ArgumentParser:
     add("--rpm", type=float, help="turns started in a minute (default: no limit)")
     seconds = partial(add, type=float, metavar="SECONDS")
     seconds("--word-delay", default=0.02, help="per word of the built-in model (default: 0.02)")
+    seconds(
+        "--connect-timeout", default=CONNECT_SECONDS, help="to reach the upstream (default: 20)"
+    )
+    seconds("--silence-timeout", default=SILENT_SECONDS, help="of the upstream (default: 300)")
     seconds("--turn-timeout", default=600.0, help="maximum time of a turn (default: 600)")
     seconds("--tool-timeout", default=30.0, help="without progress of a tool (default: 30)")
     seconds("--gate-timeout", default=300.0, help="for outputs of a client (default: 300)")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from trio_lanes.agents import Message as Kept
 
-from ..chat_agent.model import Message, ToolCall
+from ..chat_agent.model import Message, Refusal, ToolCall
 from .errors import BadInputError, Refused, failed
 from .http import field
 from .items import text_of, user_message
@@ -121,10 +121,12 @@ def completion(answer: Answer) -> Json:
     if answer.status not in ("completed", "incomplete"):
         raise Refused(503, "the answer was cut off: the gateway ends", "shutting_down")
     shown = answer.object()
-    text = "".join(part["text"] for item in answer.output for part in item.get("content", ()))
+    parts = [part for item in answer.output for part in item.get("content", ())]
+    text = "".join(part.get("text", "") for part in parts)
+    refusal = "".join(part.get("refusal", "") for part in parts)
     calls = [tool_call(call_of(item)) for item in answer.output
              if item["type"] == "function_call" and item["status"] == "completed"]  # fmt: skip
-    message: Json = {"role": "assistant", "content": text or None, "refusal": None}
+    message: Json = {"role": "assistant", "content": text or None, "refusal": refusal or None}
     reason = "stop"
     if calls:
         message["tool_calls"], reason = calls, "tool_calls"
@@ -137,7 +139,7 @@ def completion(answer: Answer) -> Json:
 
 
 async def said(answer: Answer) -> AsyncGenerator[str | ToolCall, None]:
-    """Yield the texts and the calls of a completion as they come.
+    """Yield the texts, of which some may be a `Refusal`, and the calls of a completion.
 
     Raises:
       Refused: if its process dies, and another begins it again.
@@ -150,6 +152,8 @@ async def said(answer: Answer) -> AsyncGenerator[str | ToolCall, None]:
             match event:
                 case {"type": "response.output_text.delta", "delta": str(text)}:
                     yield text
+                case {"type": "response.refusal.delta", "delta": str(text)}:
+                    yield Refusal(text)
                 case {"type": "response.output_item.done", "item": {"type": "function_call"}}:
                     yield call_of(event["item"])
 
@@ -171,7 +175,8 @@ async def chunks(body: Json, answer: Answer) -> AsyncIterator[str]:
                     yield chunk({"tool_calls": [{"index": calls, **tool_call(piece)}]})
                     calls += 1
                 else:
-                    yield chunk({"content": piece})
+                    name = "refusal" if isinstance(piece, Refusal) else "content"
+                    yield chunk({name: piece})
         done = completion(answer)
     except Refused as refused:
         yield data_line({"error": refused.problem})

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
-from ..chat_agent.model import ModelError, RequestError, well_formed
+from ..chat_agent.model import (
+    ModelBusyError,
+    ModelError,
+    ModelSilentError,
+    RequestError,
+    well_formed,
+)
 
 KINDS: Final = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
-STATUS: Final = {"upstream_error": 502, "previous_response_not_found": 404}  # others: 400 or 500
+BUSY: Final = "upstream_rate_limit_exceeded"
+STATUS: Final = {  # of a turn that has failed, by its code; others: 400 or 500
+    "upstream_error": 502, "upstream_silent": 504, "turn_timeout": 504, BUSY: 429,
+    "previous_response_not_found": 404,
+}  # fmt: skip
 
 
 class Refused(Exception):
@@ -54,11 +65,28 @@ def of_model(failure: ModelError) -> dict[str, Any]:
     """Return the object of an error of the model."""
     if isinstance(failure, RequestError):
         return problem(str(failure), failure.code, failure.param, STATUS.get(failure.code, 400))
+    if isinstance(failure, ModelSilentError):
+        return problem(f"{failure} (--silence-timeout)", "upstream_silent", status=504)
+    if isinstance(failure, ModelBusyError):
+        return problem(str(failure), BUSY, status=429) | {"retry_after": failure.retry_after}
     return problem(str(failure), "upstream_error")
 
 
+def too_slow(seconds: float) -> dict[str, Any]:
+    """Return the object of the error of a turn whose time is over."""
+    text = f"the turn was stopped after {seconds:g} s (--turn-timeout)"
+    return problem(text, "turn_timeout", status=504)
+
+
 def failed(body: dict[str, Any]) -> Refused:
-    """Return the answer to a request whose turn has failed; a repetition would ask again."""
+    """Return the answer to a request whose turn has failed; a repetition would ask again.
+
+    Only where the upstream was busy all the time, a client may repeat it, when the time is over.
+    """
     code = body["code"]
     status = STATUS.get(code, 500 if body["type"] == "server_error" else 400)
-    return Refused(status, body["message"], code, param=body["param"], x_should_retry="false")
+    more = {"x_should_retry": "false"}
+    if code == BUSY:
+        seconds = body.get("retry_after")
+        more = {} if seconds is None else {"retry_after": str(math.ceil(seconds))}
+    return Refused(status, body["message"], code, param=body["param"], **more)

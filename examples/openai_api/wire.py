@@ -22,7 +22,7 @@ import trio
 
 from trio_lanes.agents import Feed
 
-from ..chat_agent.model import ToolCall, Usage
+from ..chat_agent.model import Refusal, ToolCall, Usage
 from .errors import problem
 from .fields import echoed
 
@@ -62,6 +62,7 @@ class Answer:
         self.succeeds = False  # whether the others of a turn end when the turn takes this one
         self.taken_back = -1  # the number of the last event that `start_over` has made void
         self._pieces: list[str] = []  # of the message that grows
+        self._kind = "output_text"  # of its part
         self._shown = shown  # the response of the last event that has one
 
     @classmethod
@@ -119,22 +120,28 @@ class Answer:
         return last if last["type"] == "message" and last["status"] == "in_progress" else None
 
     def text(self, delta: str) -> None:
-        """Add text to the growing message; begin a message if none grows."""
+        """Add text to the growing message; begin a message if none grows. So of a `Refusal`."""
+        kind = "refusal" if isinstance(delta, Refusal) else "output_text"
+        if kind != self._kind:
+            self.end_text()
         if self._growing is None:
             message = {"id": new_id("msg"), "type": "message", "role": "assistant",
                        "status": "in_progress", "content": []}  # fmt: skip
             self._publish("response.output_item.added", item=message, at=message)
-            self._publish("response.content_part.added", part=text_part(""), at=message)
-        self._publish("response.output_text.delta", delta=delta, logprobs=[], at=self._growing)
+            part = text_part("", kind)
+            self._publish("response.content_part.added", part=part, at=message)
+        more: Json = {"logprobs": []} if kind == "output_text" else {}
+        self._publish(f"response.{kind}.delta", delta=str(delta), **more, at=self._growing)
 
     def end_text(self, status: str = "completed") -> None:
         """End the growing message, if there is one."""
         if (message := self._growing) is None:
             return
-        text = "".join(self._pieces)
-        self._publish("response.output_text.done", text=text, logprobs=[], at=message)
-        self._publish("response.content_part.done", part=text_part(text), at=message)
-        self._item_done(message | {"status": status, "content": [text_part(text)]})
+        part = text_part("".join(self._pieces), self._kind)
+        done = {name: part[name] for name in ("text", "refusal", "logprobs") if name in part}
+        self._publish(f"response.{self._kind}.done", **done, at=message)
+        self._publish("response.content_part.done", part=part, at=message)
+        self._item_done(message | {"status": status, "content": [part]})
 
     def call(self, call: ToolCall) -> None:
         """Add a call that the client answers."""
@@ -178,7 +185,9 @@ class Answer:
                 self._pieces = []
                 if item.get("status") == "incomplete" and not item.get("content"):
                     self.taken_back = event["sequence_number"]
-            case {"type": "response.output_text.delta", "delta": delta}:
+            case {"type": "response.content_part.added", "part": {"type": kind}}:
+                self._kind = kind
+            case {"type": "response.output_text.delta" | "response.refusal.delta", "delta": delta}:
                 self._pieces.append(delta)
             case {"response": response}:
                 self._shown = response
@@ -291,6 +300,8 @@ def usage_of(usage: Usage) -> Json:
     }  # fmt: skip
 
 
-def text_part(text: str) -> Json:
+def text_part(text: str, kind: str = "output_text") -> Json:
     """Return a part of a message of a response."""
+    if kind == "refusal":
+        return {"type": kind, "refusal": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -97,7 +97,8 @@ async def test_a_message_is_answered(autojump_clock: MockClock) -> None:
 async def test_a_message_is_streamed_as_text_grows(autojump_clock: MockClock) -> None:
     call = ToolCall("call_1", "get_weather", '{"city": "Rome"}')
     async with inside(Script(["one ", 5.0, "two", call])) as gateway:
-        events = await streamed(gateway, HELLO)
+        tool = {"name": "get_weather", "input_schema": {"type": "object"}}
+        events = await streamed(gateway, HELLO | {"tools": [tool]})
     kinds = [event["type"] for event in events]
     block = ["content_block_start", "content_block_delta"]
     assert kinds == [

@@ -231,16 +231,17 @@ async def test_approval_is_asked_for_where_the_request_says_so(
 
 
 @pytest.mark.parametrize("allowed", [["time"], {"tool_names": ["time"]}, []])
-async def test_a_tool_that_is_not_allowed_is_neither_offered_nor_run(
+async def test_a_tool_that_is_not_allowed_is_not_offered_and_a_call_of_it_is_an_error(
     autojump_clock: MockClock, allowed: Any
 ) -> None:
     model = Script([CALC], ["done"])
     async with inside(model) as gateway:
-        response = await ask(gateway, tools=mcp(allowed_tools=allowed))
-        assert [item["type"] for item in response["output"]] == ["message"]
+        body = {"input": "hello", "tools": mcp(allowed_tools=allowed)}
+        reply = await gateway.request("POST", RESPONSES, body)
+        assert reply.status == 502
+        assert "a tool that nobody offered: 'calc'" in reply.body["error"]["message"]
     names = [[tool["function"]["name"] for tool in tools] for tools in model.offered]
-    assert names == [["time"] if allowed else []] * 2
-    assert "there is no tool" in model.prompts[-1][-1].text
+    assert names == [["time"] if allowed else []]
 
 
 async def test_a_response_makes_no_more_calls_than_it_may(autojump_clock: MockClock) -> None:
