@@ -713,7 +713,7 @@ class Scheduler:
         if arrival:
             lane.receive(job, arrival)
         if rewatched:
-            self._wait_warnings.watch(job)
+            self._wait_warnings.watch_again(job)
         if options.queue_timeout != math.inf:
             self._set_timer(job, options.queue_timeout, self._out_of_time)
         if job._priority != newest._priority:

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Final, final
+from weakref import WeakSet
 
 import trio
 
@@ -45,10 +46,13 @@ class WaitWarnings:
         # then.
         self._quiet: dict[str, tuple[float, float]] = {}
         self._most_quiet = _FEW_QUIET  # with more entries, expired entries are dropped
+        # Jobs with a key that wait, and of whose wait hooks and `on_wait` were told
+        self._told: Final[WeakSet[AnyJob]] = WeakSet()
 
     def watch(self, job: AnyJob) -> None:
         """Give ``job``, which begins to wait, a timer of its own if it needs one."""
         options = job._options
+        self._told.discard(job)
         if options.warn_after is not None:
             job._lane.exempt_one()
         if options.is_watched:
@@ -58,6 +62,20 @@ class WaitWarnings:
             lane.note_unwarned(job)
             if lane.warning is not None:  # else the lane is about to be served
                 self._tell_in_time(lane)
+
+    def watch_again(self, job: AnyJob) -> None:
+        """Go on with ``job``, which waits, by other options; its lane has forgotten its warnings.
+
+        It gets a timer of its own in any case: behind the jobs that came later it would be due too
+        late. A wait that was told is told again only if that is due later.
+        """
+        if job._options.warn_after is not None:
+            job._lane.exempt_one()
+        due, now = _due(job), trio.current_time()
+        if due <= now and job in self._told:
+            return
+        if job._options.is_watched or self._hooks.job_waiting_long:
+            self._at(max(due, now), partial(self._too_long, job), job)
 
     def watch_lane(self, lane: LaneActor) -> None:
         """Set the timer of ``lane`` for its oldest wait."""
@@ -80,6 +98,7 @@ class WaitWarnings:
         now = trio.current_time()
         while lane.unwarned and _due(next(iter(lane.unwarned.values()))) <= now:
             job = lane.pop_unwarned()
+            self._note_told(job)
             self._hooks.call(self._hooks.job_waiting_long, job, now - job._waiting_since)
         self._tell_in_time(lane)
 
@@ -93,6 +112,7 @@ class WaitWarnings:
 
     def _too_long(self, job: AnyJob) -> None:
         waited = trio.current_time() - job._waiting_since
+        self._note_told(job)
         on_wait, context = job._options.on_wait, job._context
         if on_wait is not None:
             assert context is not None  # nothing has entered it: the job waits
@@ -102,8 +122,12 @@ class WaitWarnings:
                 logger.exception("on_wait of %r raised", job)
         if self._hooks.job_waiting_long:
             self._hooks.call(self._hooks.job_waiting_long, job, waited)
-        if job._state is WAITING:
+        if job._state is WAITING and job._options.is_watched:  # else the lane's timer says it
             self._say(job._lane)
+
+    def _note_told(self, job: AnyJob) -> None:
+        if job._options.coalesce is not None:
+            self._told.add(job)
 
     def _oldest_too_long(self, lane: LaneActor) -> None:
         lane.keep_warning(None)

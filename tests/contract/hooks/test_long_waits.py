@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from tests.support.logs import messages
 from tests.support.track import Track
-from trio_lanes import Job, JobState, LaneConfig, open_lanes
+from trio_lanes import Coalesce, Job, JobState, LaneConfig, LaneInstrument, open_lanes
 
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
@@ -184,3 +184,61 @@ async def test_leaving_does_not_wait_for_a_warning_that_is_due_much_later(
         lanes.submit_nowait(trio.sleep, 1)
         lanes.submit_nowait(trio.sleep, 1)
     assert trio.current_time() == 2.5
+
+
+# ---- a key that is submitted again
+
+
+class Heard(LaneInstrument):
+    """The calls of the hook."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+
+    def job_waiting_long(self, job: Job[object], waited: float) -> None:
+        self.calls.append((job.name, trio.current_time()))
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_job_that_loses_its_on_wait_to_a_newer_submission_is_told_of_in_time(
+    autojump_clock: MockClock, first: bool
+) -> None:
+    heard, told = Heard(), Told()
+    async with open_lanes({"main": 1}, instruments=[heard]) as lanes:
+        lanes.submit_nowait(trio.sleep, 20)
+        options = {"coalesce": Coalesce("k"), "name": "key"}
+        lanes.submit_nowait(trio.sleep, 0, **options, **({"on_wait": told} if first else {}))
+        await trio.sleep(1.5)
+        lanes.submit_nowait(trio.sleep, 0, name="later")
+        lanes.submit_nowait(trio.sleep, 0, **options, **({} if first else {"on_wait": told}))
+    assert heard.calls == [("key", 2.0), ("later", 3.5)]
+    assert [at for _, _, at in told.calls] == ([] if first else [2.0])
+
+
+@pytest.mark.parametrize("again", [{}, {"warn_after": 1.0}])
+async def test_one_wait_is_told_once_however_often_its_key_is_submitted(
+    autojump_clock: MockClock, again: dict[str, float]
+) -> None:
+    heard, told = Heard(), Told()
+    async with open_lanes({"main": 1}, instruments=[heard]) as lanes:
+        lanes.submit_nowait(trio.sleep, 20)
+        lanes.submit_nowait(trio.sleep, 0, name="key", coalesce=Coalesce("k"))
+        for _ in range(4):
+            await trio.sleep(1.5)
+            lanes.submit_nowait(
+                trio.sleep, 0, name="key", coalesce=Coalesce("k"), on_wait=told, **again
+            )
+    at = 1.5 if again else 2.0  # the newest submission has waited for its `warn_after` already
+    assert heard.calls == [("key", at)]
+    assert told.calls == [("key", at, at)]
+
+
+async def test_a_wait_that_begins_anew_is_told_anew(autojump_clock: MockClock) -> None:
+    heard = Heard()
+    async with open_lanes({"main": 1}, instruments=[heard]) as lanes:
+        lanes.submit_nowait(trio.sleep, 20)
+        for _ in range(2):
+            coalesce = Coalesce("k", debounce=1.0)
+            lanes.submit_nowait(trio.sleep, 0, name="key", coalesce=coalesce, warn_after=2)
+            await trio.sleep(5)
+    assert heard.calls == [("key", 3.0), ("key", 8.0)]
