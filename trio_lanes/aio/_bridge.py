@@ -21,6 +21,7 @@ from contextvars import copy_context
 from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast, final
+from weakref import WeakKeyDictionary
 
 import outcome
 import trio
@@ -177,6 +178,11 @@ class Gate:
             await trio.lowlevel.wait_task_rescheduled(abort)
 
 
+_blocks: Final[WeakKeyDictionary[asyncio.Task[Any], list[Hosted[Any]]]] = WeakKeyDictionary()
+"""The blocks in which a task is, the outermost first. Each has a host of its own, so that what
+cancels one of them has to cancel those inside of it as well, at once, as Trio does."""
+
+
 class Hosted(AbstractAsyncContextManager[T]):
     """A context manager of Trio's for an asyncio task: a task of Trio's, its host, is inside it.
 
@@ -225,8 +231,13 @@ class Hosted(AbstractAsyncContextManager[T]):
     async def _host(self) -> None:
         try:
             async with self._context as value:
-                self._entered.set_result(self._made(value))
-                await self._block()
+                inside = _blocks.setdefault(self._task, [])
+                inside.append(self)
+                try:
+                    self._entered.set_result(self._made(value))
+                    await self._block()
+                finally:
+                    inside.remove(self)
         finally:
             if not self._entered.done():
                 self._entered.set_result(None)
@@ -255,6 +266,10 @@ class Hosted(AbstractAsyncContextManager[T]):
         if not (self._leaves or self._interrupted or asyncio.current_task() is self._task):
             self._interrupted = True
             self._task.cancel()
+            inside = _blocks[self._task]
+            for block in inside[inside.index(self) + 1 :]:
+                block._leaves = True
+                block._ended.abort()
 
     async def __aexit__(
         self,

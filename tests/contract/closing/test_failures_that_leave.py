@@ -125,7 +125,14 @@ async def has_children(lanes: Lanes) -> None:
         jobs.start_soon(returns)
 
 
-@pytest.mark.parametrize("way", [runs, waits, waits_for_room, maps, has_children])
+async def waits_for_a_child(lanes: Lanes) -> None:
+    async with lanes.open_nursery() as jobs:
+        await jobs.submit_nowait(returns).wait()
+
+
+@pytest.mark.parametrize(
+    "way", [runs, waits, waits_for_room, maps, has_children, waits_for_a_child]
+)
 async def test_the_block_is_not_told_what_follows_from_a_failure_but_cancelled_by_it(
     way: Callable[[Lanes], Awaitable[None]], autojump_clock: MockClock
 ) -> None:

@@ -2,9 +2,9 @@
 
 What lanes do in the middle of something is left in eleven ways: by a deadline, by a failure, by
 Ctrl-C. This file has one table of that: `OPERATIONS` x `WAYS` x `WHERE`, all combinations of these
-three; with each there is one thing more that is on (`EXTRAS`), at one door (`DOORS`), so that all
-pairs come up. `make chaos` plays all combinations of the five. `IMPOSSIBLE` says which there are
-not, and why.
+three, at each door (`DOORS`); with each there is one thing more that is on (`EXTRAS`), so that each
+of these comes up with each value of the others. `make chaos` plays all combinations of the five.
+`IMPOSSIBLE` says which there are not, and why.
 
 A combination is a `Scene`: virtual time, in which the operation begins at once and is left after a
 second. Then the block must have ended, by the right exception and no other, and when it should;
@@ -446,7 +446,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
 }
 
 Row = tuple[str, str, str, str, str]
-"""An operation, how it is left, where it is done, what else is on, and the door."""
+"""An operation, how it is left, where it is done, the door, and what else is on."""
 
 # ---- what there is not
 
@@ -457,36 +457,36 @@ def _of(what: str, *named: str) -> bool:
 
 IMPOSSIBLE: Final[Mapping[str, Callable[[str, str, str, str, str], bool]]] = {
     "hooks and callbacks are plain functions: nothing lasts in them": (
-        lambda what, how, where, extra, door: where in FUNCTIONS and OPERATIONS[what].lasts
+        lambda what, how, where, door, extra: where in FUNCTIONS and OPERATIONS[what].lasts
     ),
     "it is done at once: no deadline comes meanwhile": (
-        lambda what, how, where, extra, door: how == DEADLINE_OF_CALL and not OPERATIONS[what].lasts
+        lambda what, how, where, door, extra: how == DEADLINE_OF_CALL and not OPERATIONS[what].lasts
     ),
     "only a body has a slot": (
-        lambda what, how, where, extra, door: what in IN_BODIES_ALONE and where not in BODIES
+        lambda what, how, where, door, extra: what in IN_BODIES_ALONE and where not in BODIES
     ),
     "inboxes are for Trio": (
-        lambda what, how, where, extra, door: what in OF_AGENTS and door != "trio"
+        lambda what, how, where, door, extra: what in OF_AGENTS and door != "trio"
     ),
     "an inbox submits its jobs itself, with no such option": (
-        lambda what, how, where, extra, door: what in OF_AGENTS and extra in ("timeout", "coalesce")
+        lambda what, how, where, door, extra: what in OF_AGENTS and extra in ("timeout", "coalesce")
     ),
     "local lanes are Trio's, at both doors": (
-        lambda what, how, where, extra, door: what == "run in local lanes" and door != "trio"
+        lambda what, how, where, door, extra: what == "run in local lanes" and door != "trio"
     ),
     "local lanes have no limits: the store has them": (
-        lambda what, how, where, extra, door: (
+        lambda what, how, where, door, extra: (
             what == "run in local lanes"
             and extra not in ("nothing", "session", "timeout", "instrument", "coalesce")
         )
     ),
     "each child of a nursery, and each item of a map, has a job to itself": (
-        lambda what, how, where, extra, door: (
+        lambda what, how, where, door, extra: (
             what in ("open_nursery", "map") and extra == "coalesce"
         )
     ),
     "before Python 3.12 asyncio has no eager tasks": (
-        lambda what, how, where, extra, door: (
+        lambda what, how, where, door, extra: (
             door == "asyncio, eager" and sys.version_info < (3, 12)
         )
     ),
@@ -538,7 +538,7 @@ class Scene:
     durable: Any
 
     def __init__(self, row: Row) -> None:
-        self.what, self.how, self.where, extra, door = self.row = row
+        self.what, self.how, self.where, door, extra = row
         self.operation = OPERATIONS[self.what]
         self.extra = EXTRAS[extra]
         self.door = DOORS[door]
@@ -957,15 +957,21 @@ def all_rows() -> list[Row]:
         for what in OPERATIONS
         for how in WAYS
         for where in WHERE
-        for extra in EXTRAS
         for door in DOORS
-        if possible(row := (what, how, where, extra, door))
+        for extra in EXTRAS
+        if possible(row := (what, how, where, door, extra))
     ]
 
 
 def chosen_rows() -> list[Row]:
-    begun = [(what, how, where) for what in OPERATIONS for how in WAYS for where in WHERE]
-    rows: Any = covering(begun, ([*EXTRAS], [*DOORS]), possible)
+    begun = [
+        (what, how, where, door)
+        for what in OPERATIONS
+        for how in WAYS
+        for where in WHERE
+        for door in DOORS
+    ]
+    rows: Any = covering(begun, [[*EXTRAS]], possible)
     return [*rows]
 
 
@@ -1005,16 +1011,16 @@ def play_all(rows: Sequence[Row]) -> None:
 def test_what_is_not_in_the_table_is_impossible_for_one_reason_at_least() -> None:
     chosen = {*chosen_rows()}
     table = [
-        (what, how, where, extra, door)
+        (what, how, where, door, extra)
         for what in OPERATIONS
         for how in WAYS
         for where in WHERE
-        for extra in EXTRAS
         for door in DOORS
+        for extra in EXTRAS
     ]
     for reason, is_so in IMPOSSIBLE.items():
         if "Python 3.12" not in reason or sys.version_info < (3, 12):
             assert any(is_so(*row) for row in table), reason
     there = [row for row in table if possible(row)]
-    assert {row[:3] for row in there} == {row[:3] for row in chosen}
+    assert {row[:4] for row in there} == {row[:4] for row in chosen}
     assert set().union(*map(pairs, there)) == set().union(*map(pairs, chosen))
