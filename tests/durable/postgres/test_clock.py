@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.durable.newcomers import FIRST, all_dead, newcomers
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     DurableState,
@@ -180,6 +181,19 @@ def test_a_dead_worker_is_noticed_when_its_lease_is_over_although_the_clock_was_
             assert stage.bench.log == ["again"]
 
     trio.run(story, clock=stage.clock)
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_a_newcomer_does_not_take_a_step_of_the_clock_for_time_that_has_passed(
+    stage: Stage, first: str
+) -> None:
+    trio.run(newcomers, stage.bench, stage.set_clock, first, clock=stage.clock)
+
+
+def test_a_newcomer_after_the_death_of_all_workers_knows_how_much_time_has_passed(
+    stage: Stage,
+) -> None:
+    trio.run(all_dead, stage.bench, stage.clock.jump, clock=stage.clock)
 
 
 async def test_the_real_clock_of_a_server_may_be_set(namespace: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.durable.newcomers import FIRST, all_dead, newcomers
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import Retry, ValkeyStore, current_job
 from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
@@ -137,6 +138,19 @@ def test_an_instance_that_calls_seldom_does_not_hold_the_time_of_the_others_back
             assert bench.log == ["late"]
 
     trio.run(story, clock=clock)
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_a_newcomer_does_not_take_a_step_of_the_clock_for_time_that_has_passed(
+    bench: Bench, clock: StoreClock, first: str
+) -> None:
+    trio.run(newcomers, bench, clock.set_clock, first, clock=clock)
+
+
+def test_a_newcomer_after_the_death_of_all_workers_knows_how_much_time_has_passed(
+    bench: Bench, clock: StoreClock
+) -> None:
+    trio.run(all_dead, bench, clock.jump, clock=clock)
 
 
 def test_run_at_follows_the_clock_of_the_server(

@@ -6,7 +6,7 @@
   run one after the other, and READ COMMITTED is enough.
 * Each index costs time with every change of a job, so there are few indexes.
 * The store's time never runs backwards, and does not jump with the server's clock: `meta.clock` is
-  its last value, and `meta.ahead` takes what was set: see `PostgresTables.begin`.
+  its last value, and `meta.ahead` takes what was set: see `PostgresTables._time`.
 * A name may be longer than the entry of an index, which therefore has its hash.
 * The function `submit` writes a job into `submissions`, in the transaction of its caller. The next
   transaction of any instance takes the job in: see `PostgresTables.begin`.

@@ -146,18 +146,18 @@ class PostgresStore(SqlStore):
             prepare(
                 connection, namespace, self._name, self.max_payload, works=works, make=self._make
             )
-            tables = self._tables(link, opening.names, me)
+            tables = self._tables(link, opening.names, me, works=works)
             tables.begin(write=True, me=me)
             tables.reads_homes = opening.affinity > 0
             engine = Engine(tables, opening)
             tables.commit(self._channel, me, False, ())
             return engine, tables
 
-    def _tables(self, link: PostgresLink, names: Collection[str], me: str = "") -> PostgresTables:
-        clock = self._clock.current_time
-        return PostgresTables(
-            link, self._name, self._named, self._channel, me, names, clock, self._renew_soon
-        )
+    def _tables(
+        self, link: PostgresLink, names: Collection[str], me: str = "", *, works: bool = False
+    ) -> PostgresTables:
+        of, clock = (self._name, self._named, self._channel, me), self._clock.current_time
+        return PostgresTables(link, *of, names, clock, self._renew_soon, works)
 
     def _renew_soon(self) -> None:
         """Announce a new connection. Runs in a thread, which may have been left behind."""

@@ -63,6 +63,16 @@ _READ_TIME: Final = (
     "SELECT main.server_time(), (SELECT count(*) FROM main.listeners WHERE id <> %s"
     " AND until > main.server_time())"
 )
+# in each session of a worker that knows how much time has passed; `prepare` locks another number
+_MARK: Final = "SELECT pg_advisory_lock_shared(hashtext(%s) & 2147483647, 1)"
+# what the lease of an instance is, is in the record of `InstanceInfo`
+_LIVES: Final = (
+    "SELECT max((data::json -> 'v' ->> 4)::double precision), EXISTS (SELECT FROM pg_locks"
+    " WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND classid = (hashtext(%s) & 2147483647)::oid AND objid = 1 AND objsubid = 2)"
+    " FROM main.settings WHERE kind = 'instance'"
+)
 _TAKE_IN: Final = (
     "DELETE FROM main.submissions WHERE id IN"
     " (SELECT id FROM main.submissions ORDER BY id LIMIT %s)"
@@ -99,6 +109,7 @@ class PostgresTables(ReadAhead, Transactions):
       names: the handlers for which the instance claims jobs.
       clock: gives the seconds of a clock of this machine that cannot be set.
       renewed: is called when a lost connection has been made again.
+      works: whether the instance is a worker.
     """
 
     errors = psycopg.Error
@@ -113,6 +124,7 @@ class PostgresTables(ReadAhead, Transactions):
         names: Collection[str],
         clock: Callable[[], float],
         renewed: Callable[[], None],
+        works: bool,
     ) -> None:
         self._execute = self._run
         super().__init__(PostgresRows(self._run), names)
@@ -129,6 +141,8 @@ class PostgresTables(ReadAhead, Transactions):
         self._moved = False  # whether the jobs with a `run_at` have followed the server's clock
         self._here: Final = clock
         self._renewed: Final = renewed
+        self._works: Final = works
+        self._marked: psycopg.Connection | None = None  # whose session has the mark of a worker
         self._at: float | None = None  # no time of the store is above this and that of `_here`
         self._listeners = 0  # other stores that listen
         self._forget_before: tuple[float, int] | None = None
@@ -245,7 +259,7 @@ class PostgresTables(ReadAhead, Transactions):
         version, self._notices, sequence, clock, ahead = meta.fetchone()
         server, self._listeners = time.fetchone()
         self._ahead = ahead
-        now = self._time(server, clock, began)
+        now = self._time(server, clock, began, write)
         moved = 0
         if write and self._ahead != ahead:
             moved = execute(_FOLLOW, (self._ahead,)).rowcount
@@ -263,23 +277,43 @@ class PostgresTables(ReadAhead, Transactions):
         taken = [] if given is None else sorted(given.fetchall())
         self._small_writes += len(taken) + moved
         self._moved = moved > 0
+        if write and self._works and self._marked is not self._connection:
+            execute(_MARK, (self._channel,))
+            self._marked = self._connection
+            self._small_writes += 1  # who comes after this finds the mark, and the time of now
         return now, [_given(row, now) for row in taken]
 
-    def _time(self, server: float, clock: float, began: float) -> float:
+    def _time(self, server: float, clock: float, began: float, write: bool) -> float:
         """Return the store's time, and note by how much it is ahead of the server's clock.
 
         Args:
           server: the time of the server's clock, which was read after ``began``.
           clock: the last time of the store.
+          write: whether the time is kept; else it does no harm.
         """
         now, here = server + self._ahead, self._here()
-        if self._at is not None and now > here + self._at + CLOCK_SET_BY:
+        if self._at is None:
+            if write and now > clock + CLOCK_SET_BY and self._is_set_ahead(now, clock):
+                now = clock
+        elif now > here + self._at + CLOCK_SET_BY:
             now = here + self._at  # it was set ahead: less has passed on the clock of this instance
         now = max(now, clock)  # it was set back: the store's time goes on from its last
         if now != server + self._ahead:
             self._ahead = now - server
         self._at = now - began
         return now
+
+    def _is_set_ahead(self, now: float, clock: float) -> bool:
+        """Whether the server's clock was set ahead, for an instance that knows no time of its own.
+
+        It was, if a worker has a lease by the last time of the store, and is there, and half of
+        that lease has passed since: it writes in each third of it. If none is there, all have died,
+        and the time may have passed.
+        """
+        until, is_there = self._execute(_LIVES, (self._channel,)).fetchone()
+        return (
+            until is not None and is_there and clock < until and now - clock > (until - clock) / 2
+        )
 
     def ahead_of_wall(self) -> float:
         return self._ahead
