@@ -247,7 +247,7 @@ async def test_a_call_on_a_connection_that_does_not_answer_is_cut(server: Server
 def test_a_connection_that_cannot_be_set_up_is_closed(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._postgres.link.LOCKED", -1)
+    monkeypatch.setattr("trio_lanes.durable._postgres.link.IDLE", -1)
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         PostgresLink(server.dsn(), 5.0).connected()
 
