@@ -1208,21 +1208,16 @@ class Scheduler:
           RuntimeError: in another thread.
         """
         self.check_thread()
-        target, job = wait.target, wait.job
+        target, kin = wait.target, self.running.kin
         if target is not None:
             target._waiters = target._waiters or {}
             target._waiters[wait.task] = wait
-        if job is None:
+        if kin is not None and wait.job is not None:
+            kin.began(wait, self)
+        if wait.job is None:
             return
-        job._waits = job._waits or {}
-        job._waits[wait.task] = wait
-        self.waits[wait] = None
-        if target is None or target._state is WAITING:
-            self.running.seeking[wait.task] = None
-        if len(self.waits) == 1:  # without another wait, each job can end
-            self.running.proved = True
         try:
-            released = deadlock.check(wait, self.running)
+            self.count_wait(wait)
         except LaneDeadlockError as error:
             self.forget_wait(wait)
             self._tell_refused(error)
@@ -1230,6 +1225,30 @@ class Scheduler:
         except BaseException:  # the stack is too deep
             self.forget_wait(wait)
             raise
+
+    def count_wait(self, wait: Wait) -> None:
+        """Register ``wait`` as one of its job.
+
+        Raises:
+          LaneDeadlockError: if it would never end.
+        """
+        target, job, kin = wait.target, wait.job, self.running.kin
+        assert job is not None
+        job._waits = job._waits or {}
+        job._waits[wait.task] = wait
+        self.waits[wait] = None
+        if target is None or target._state is WAITING:
+            self.running.seeking[wait.task] = None
+        if len(self.waits) == 1:  # without another wait, each job can end
+            self.running.proved = True
+        if kin is not None:
+            kin.changed(job)
+        try:
+            released = deadlock.check(wait, self.running)
+        except LaneDeadlockError:
+            if kin is None or not kin.verify():
+                raise
+            released = deadlock.check(wait, self.running)
         self._release(released)
         if self.watches.inside:
             self.watches.check_inside()  # a wait for lanes inside the target leaves this job out
@@ -1240,10 +1259,20 @@ class Scheduler:
             assert wait.target._waiters is not None
             del wait.target._waiters[wait.task]
         if wait.job is not None:
-            assert wait.job._waits is not None
-            del wait.job._waits[wait.task]
-            del self.waits[wait]
-            self.running.seeking.pop(wait.task, None)
+            self.uncount_wait(wait)
+        elif self.running.kin is not None:
+            self.running.kin.ended(wait)
+
+    def uncount_wait(self, wait: Wait) -> None:
+        """``wait`` is one of its job no more."""
+        job = wait.job
+        assert job is not None
+        assert job._waits is not None
+        del job._waits[wait.task]
+        del self.waits[wait]
+        self.running.seeking.pop(wait.task, None)
+        if self.running.kin is not None:
+            self.running.kin.changed(job)
 
     def end_wait(self, wait: Wait) -> None:
         """Wake the task of ``wait``, whose event has come."""
@@ -1292,6 +1321,8 @@ class Scheduler:
         With ``ends_waits`` those that can never end do so in errors, but for those of ``known``
         jobs: these were stuck before, as the application has lowered a limit.
         """
+        if self.running.kin is not None:
+            self.running.kin.look_at_all()
         stuck = deadlock.stuck_jobs(self.waits)
         if ends_waits and stuck:
             for job in [job for job in stuck if job not in known]:
@@ -1306,9 +1337,10 @@ class Scheduler:
             if not isinstance(found, tuple):
                 self._release(found)
                 return
-            self._fail(*found)
+            if self.running.kin is None or not self.running.kin.verify():
+                self.fail(*found)
 
-    def _fail(self, wait: Wait, error: LaneDeadlockError) -> None:
+    def fail(self, wait: Wait, error: LaneDeadlockError) -> None:
         """End ``wait`` in ``error``: it could never end by itself."""
         assert wait.job is not None
         keeper = wait.job._keeper

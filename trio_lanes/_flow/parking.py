@@ -31,8 +31,9 @@ _FOR_EVER: Final = "its caller would have waited for ever"
 
 async def park(scheduler: Scheduler, target: AnyJob, *, until_started: bool) -> None:
     """Wait for the end of ``target``, which has not settled, or for its start."""
-    job = job_here(scheduler.running)
-    wait = Wait(trio.lowlevel.current_task(), job, target, until_started=until_started)
+    # without a variable for the job: this may go on after its end, and would keep it alive
+    task = trio.lowlevel.current_task()
+    wait = Wait(task, job_here(scheduler.running), target, until_started=until_started)
     scheduler.begin_wait(wait)
 
     def abort(raise_cancel: RaiseCancel) -> Abort:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 from weakref import ref
 
 import trio
@@ -24,14 +24,42 @@ if TYPE_CHECKING:
     from .watch import Watch, Watches
 
 
+class Kin(Protocol):
+    """Which job waits for a task that is inside of a job, where tasks may outlive the bodies that
+    start them. In Trio they do not: each wait inside a job is one of that job."""
+
+    def job_for(self, task: Task, inside: AnyJob) -> AnyJob | None:
+        """Return the job that waits for ``task``: ``inside``, if it does; else another, if any."""
+
+    def began(self, wait: Wait, scheduler: Any) -> None:
+        """``wait`` begins: set its job to the one that waits for its task, or to None."""
+
+    def ended(self, wait: Wait) -> None:
+        """``wait``, which is one of no job, ends."""
+
+    def changed(self, job: AnyJob) -> None:
+        """A wait of ``job`` has begun or ended."""
+
+    def look_soon(self, job: AnyJob) -> None:
+        """Look soon at the waits inside of ``job`` that are none of a job."""
+
+    def look_at_all(self) -> None:
+        """Limits have changed: look at all waits."""
+
+    def verify(self) -> bool:
+        """Look at the waits of jobs; return whether some are none of their jobs any more."""
+
+
 @final
 class JobsByTask(dict[object, "AnyJob"]):
     """{task: the job it runs}; a body that runs outside of Trio has its job itself as the key."""
 
-    __slots__ = ("proved", "seeking", "waits", "watches")
+    __slots__ = ("kin", "proved", "seeking", "waits", "watches")
 
     def __init__(self) -> None:
         super().__init__()
+        self.kin: Kin | None = None
+        """Set where bodies run outside of Trio."""
         self.waits: Final[dict[Wait, None]] = {}
         """The waits inside jobs, in the order in which they began."""
         self.seeking: Final[dict[object, None]] = {}

@@ -56,6 +56,8 @@ class Watch:
     """The jobs that are to have ended."""
     behind: Actor | None = attrs.field(default=None, init=False)
     """The obstacle, if it is an actor."""
+    tasks: dict[trio.lowlevel.Task, None] = attrs.field(factory=dict, init=False)
+    """The tasks."""
     lot: ParkingLot = attrs.field(factory=ParkingLot, init=False)
     error: LaneDeadlockError | None = attrs.field(default=None, init=False)
     """The error in which the waits of the tasks end."""
@@ -154,13 +156,18 @@ class Watches:
         else:
             self._watched[key] = watch
             self.due[watch] = key
+        task = trio.lowlevel.current_task()
+        watch.tasks[task] = None
         try:
             if watch.jobs:
                 self.inside[watch] = self
-                self._refuse_deadlocks(watch)
+                self.refuse_deadlocks(watch)
+                if self._table.kin is not None:
+                    self._table.kin.look_soon(watch.jobs[0])
             if watch.error is None:
                 await watch.lot.park()
         finally:
+            del watch.tasks[task]
             if not watch.lot and self._watched.get(key) is watch:
                 self._forget(key, watch)
         error = watch.error
@@ -211,17 +218,26 @@ class Watches:
             if watch in self.due:  # else an instrument of Trio's, called at a wake-up, was here
                 self._forget(key, watch)
                 watch.lot.unpark_all()
-        self._refuse_deadlocks()
+        self.refuse_deadlocks()
 
-    def _refuse_deadlocks(self, new: Watch | None = None) -> None:
+    def refuse_deadlocks(self, new: Watch | None = None) -> None:
         """End waits for lanes in errors until no waits hold up each other; ``new`` just begins."""
         while len(self.inside) > 1:
             # if no task is in its lot, the last one was cancelled, and is about to go on
-            stuck = _held_up(watch for watch in self.inside if watch.lot or watch is new)
+            stuck = _held_up(
+                watch
+                for watch in self.inside
+                if (watch.lot or watch is new) and self._is_of_its_job(watch)
+            )
             if not stuck:
                 return
             last = next(filter(partial(_lets_others_go, stuck), stuck[::-1]), stuck[-1])
             self.inside[last]._refuse(last, LaneDeadlockError(_describe(stuck)))
+
+    def _is_of_its_job(self, watch: Watch) -> bool:
+        """Whether a job waits for a task that waits for ``watch``."""
+        kin, (job, *_) = self._table.kin, watch.jobs
+        return kin is None or any(kin.job_for(task, job) is not None for task in watch.tasks)
 
     def _refuse(self, watch: Watch, error: LaneDeadlockError) -> None:
         watch.error = error

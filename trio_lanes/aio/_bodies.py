@@ -33,6 +33,7 @@ from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
 from ._bridge import Gate, without
 from ._guest import new_task, own_turn
+from ._kin import kin_here
 
 logger: Final = logging.getLogger("trio_lanes")
 
@@ -51,6 +52,7 @@ class AsyncioBodies:
         self.loop: Final = loop
         self.running: Final[dict[AsyncioBody, None]] = {}
         self._kind: Final = kind
+        self.kin: Final = kin_here()
         self._end: Final = Gate()  # open when the lanes are shut, and no body runs
         self._granted_to_workers: Final = scheduler.grant
         scheduler.grant = self._granted
@@ -101,6 +103,7 @@ class AsyncioBodies:
         were_shut = scheduler.closing.shut
         leaves: BaseException | None = None
         del self.running[body], scheduler.running[job]
+        self.kin.body_ended(task, job)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             error = without(asyncio.CancelledError, shortened(error, __file__))
@@ -155,6 +158,7 @@ class AsyncioBody:
         self.task: Final = new_task(bodies.loop, self._run(), context, name=job.name)
         bodies.running[self] = None
         bodies.scheduler.running[job] = job
+        bodies.kin.bodies[self.task] = job
         job._scope = self
         if job._options.limits_run:
             self.deadline = job._deadline

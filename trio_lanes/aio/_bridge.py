@@ -41,6 +41,10 @@ from ._guest import (
     own_turn,
     this_task,
 )
+from ._kin import kin_here
+
+if TYPE_CHECKING:
+    from .._actors.job import AnyJob
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -56,18 +60,20 @@ def spawn(fn: Callable[[], Coroutine[Any, Any, T]]) -> Ended[T]:
     """
     guest, table = guest_here(), jobs_by_task()
     assert guest is not None
-    job, scope, line = job_here(table), trio.CancelScope(), guest.yet_to_begin
+    kin, caller = kin_here(), asyncio.current_task()
+    scope, line = trio.CancelScope(), guest.yet_to_begin
     ended: Ended[T] = Enduring(scope.cancel)
     line.append(ended)
 
-    async def inside(ended: Ended[T]) -> None:
+    async def inside(ended: Ended[T], job: AnyJob | None) -> None:
         task = trio.lowlevel.current_task()
         result: outcome.Outcome[T] | None = None  # it was cancelled, or the guest run is ending
         while line[0] is not ended:  # Trio may take tasks that are ready in reverse
             await trio.lowlevel.cancel_shielded_checkpoint()
         line.popleft()
         if job is not None:
-            table[task] = job
+            kin.enter(task, caller, job)
+        del job  # it may end before this task
         try:
             with scope:
                 result = outcome.Value(await fn())
@@ -76,11 +82,11 @@ def spawn(fn: Callable[[], Coroutine[Any, Any, T]]) -> Ended[T]:
             if rest is not None:
                 result = outcome.Error(rest)
             del rest
-        table.pop(task, None)
+        kin.leave(task)
         ended.set_result(result)
         del result, ended  # this frame is in the traceback of the error
 
-    trio.lowlevel.spawn_system_task(inside, ended, name=fn, context=copy_context())
+    trio.lowlevel.spawn_system_task(inside, ended, job_here(table), name=fn, context=copy_context())
     return ended
 
 
@@ -323,7 +329,7 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     The cancellation of the Trio task cancels that task, and is over when that task has ended.
     """
     waiting, loop = trio.lowlevel.current_task(), asyncio.get_running_loop()
-    table = jobs_by_task()
+    table, kin = jobs_by_task(), kin_here()
     job, context = job_here(table), copy_context()
     begins = job is not None and job not in table
     if job is not None:
@@ -336,6 +342,7 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     task = new_task(loop, outside(), context)
     if job is not None:
         table[job] = job
+        kin.awaited_in_trio[task] = waiting
     task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
     raise_cancel: Callable[[], NoReturn] | None = None
 
@@ -346,6 +353,7 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         return Abort.FAILED
 
     await trio.lowlevel.wait_task_rescheduled(abort)
+    kin.awaited_in_trio.pop(task, None)
     if begins:
         del table[job]
     if task.cancelled():
