@@ -4,6 +4,9 @@ It reads lines: ``start`` forks a worker and prints its pid, ``reap PID`` waits 
 costs milliseconds, where a new interpreter costs a second. At the end of its input it kills the
 workers that are left.
 
+Of the kind ``family``, the address is a file, which a parent serves that is killed, too: ``parent``
+forks it, and prints its pid. The workers after that are its children, as the command starts them.
+
 A worker writes a line into the log when a body begins and when it ends: ``begin``, or ``end``, or
 ``late``, or ``cut`` if it was cancelled; job, fence, session, payload, lane, pid, and the monotonic
 time, which is the same for all processes. It writes ``spent`` when the body got its estimate from
@@ -18,27 +21,33 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import trio
 
 from trio_lanes import RateLimit
+from trio_lanes.command._worker import WorkerOptions, run_worker
 from trio_lanes.durable import (
     BudgetSpentError,
     DurableLanes,
     PostgresStore,
     RetryPolicy,
+    SqliteStore,
     Store,
     StoreUnavailableError,
     ValkeyStore,
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable._sqlite.guest import host
 from trio_lanes.durable._wire.client import ServedStoreClient
-from trio_lanes.durable._wire.sockets import connect_unix
+from trio_lanes.durable._wire.sockets import connect_unix, serve_unix
 
 TENANTS = 3
 SPENDS_EVERY = 4
@@ -63,6 +72,8 @@ AHEAD = float(os.environ.get("KILLS_CLOCK", "0"))
 STALLED = 0.1 * LEASE
 """Seconds by which the end of a body is late only if its process has stood still: its lease may be
 over then, and its job may run elsewhere."""
+SLOW_END = 3.0
+"""Seconds that some bodies take to end when the parent of their process was killed."""
 CAPACITY = 4
 RESULT_TTL = 1e9
 """The checks read all jobs at the end, also if clocks have been hours ahead."""
@@ -88,10 +99,13 @@ def store_of(kind: str, address: str) -> Store:
     if kind == "valkey":
         url, _, namespace = address.rpartition("#")
         return ValkeyStore(url, namespace=namespace, patience=min(5.0, 0.8 * LEASE))
+    if kind == "family":  # its process gets the parent's store in place of it
+        return SqliteStore(address)
     return ServedStoreClient(lambda: connect_unix(address), name="the served file")
 
 
-async def work(kind: str, address: str, log: str) -> None:
+@asynccontextmanager
+async def working(kind: str, address: str, log: str) -> AsyncIterator[DurableLanes]:
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(what: str, payload: Any) -> None:
@@ -156,6 +170,9 @@ async def work(kind: str, address: str, log: str) -> None:
             slept = time.monotonic() - began - asked
             how = "end" if asked < 0.5 * LEASE and slept < seconds + STALLED else "late"
         finally:
+            if kind == "family" and how == "cut" and payload % 3 == 0:  # its end takes a while
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(SLOW_END)
             note(how, payload)
         return payload
 
@@ -171,6 +188,11 @@ async def work(kind: str, address: str, log: str) -> None:
         quotas=QUOTAS,
     ) as lanes:
         opened.append(lanes)
+        yield lanes
+
+
+async def work(kind: str, address: str, log: str) -> None:
+    async with working(kind, address, log):
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             await anext(aiter(signals))  # then the block is left, which drains
 
@@ -186,6 +208,68 @@ def run(kind: str, address: str, log: str) -> bool:
     return ended
 
 
+def application() -> Any:
+    """Return the lanes of a child of a parent, for the command."""
+    return working("family", os.environ["KILLS_STORE"], os.environ["KILLS_LOG"])
+
+
+LINES = 16
+"""How many workers a parent can have, those included that follow on others."""
+
+
+class Parent:
+    """A parent that serves a file, and its lines to workers that are not started yet."""
+
+    def __init__(self, store: str, number: int) -> None:
+        self._store, self._socket = store, f"{store}.served-{number}"
+        pairs = [socket.socketpair() for _ in range(LINES)]
+        self._lines = [theirs for _, theirs in pairs]
+        reads, says = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                for theirs in self._lines:
+                    theirs.close()
+                trio.run(self._serve, says)
+            finally:
+                os._exit(1)
+        for ours, _ in pairs:
+            ours.close()
+        os.close(says)
+        assert os.read(reads, 1) == b"s"
+        os.close(reads)
+
+    async def _serve(self, says: int) -> None:
+        async with host(SqliteStore(self._store, patience=60)) as owner:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(serve_unix, self._socket, owner.guest)
+                os.write(says, b"s")
+
+    def work(self, log: str) -> None:
+        """Be a worker of it; the line of the next one is the one before."""
+        line = self._lines.pop()
+        for other in self._lines:
+            other.close()
+        os.environ |= {"KILLS_STORE": self._store, "KILLS_LOG": log}
+        options = WorkerOptions(
+            application="tests.durable.kill_program:application",
+            grace=30,
+            cancel_grace=5,
+            line=line.detach(),
+            store=Path(self._store),
+            served=self._socket,
+        )
+        os._exit(run_worker(options))
+
+    def started(self) -> None:
+        """Forget the line of a worker that was forked."""
+        self._lines.pop().close()
+
+    def close(self) -> None:
+        for line in self._lines:
+            line.close()
+
+
 def set_clock_ahead() -> None:
     """Let the wall clock of this process be wrong."""
     real = time.time
@@ -194,19 +278,32 @@ def set_clock_ahead() -> None:
 
 def main(kind: str, address: str, log: str) -> None:
     children: set[int] = set()
+    parent: Parent | None = None
+    parents = 0
     try:
         for line in sys.stdin:
             command, *pids = line.split()
-            if command == "start":
+            if command == "parent":
+                if parent is not None:
+                    parent.close()
+                parents += 1
+                parent = Parent(address, parents)
+                children.add(parent.pid)
+                print(parent.pid, flush=True)
+            elif command == "start":
                 child = os.fork()
                 if not child:
                     if os.getpid() % 2:
                         set_clock_ahead()
                     try:
+                        if parent is not None:
+                            parent.work(log)
                         while not run(kind, address, log):
                             time.sleep(0.2)  # as a supervisor, if its store is away
                     finally:
                         os._exit(1)
+                if parent is not None:
+                    parent.started()
                 children.add(child)
                 print(child, flush=True)
             else:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ LONG = 300
 SOON = 30
 """Seconds for which a kill waits for a run of its victim, which has just been started on a busy
 machine."""
+PARENT_EVERY = 5
+"""A parent is killed once in so many kills."""
 STOP_EVERY = 40
 """A process is stopped for longer than its lease once in so many kills."""
 
@@ -71,6 +74,8 @@ class Run:
     ended: float | None = None
     cut: bool = False
     """It was cancelled, or its process stood still: it may overlap the next run."""
+    noted: float | None = None
+    """When it ended by its own account, or its process was seen to have ended."""
     killed: bool = False
 
 
@@ -117,6 +122,7 @@ class Log:
             else:
                 run = self.runs[int(fence)]
                 self._running[run.pid].pop(run.fence, None)
+                run.noted = float(now)
                 run.cut = run.cut or what != "end"
                 if what != "cut":
                     run.ended = float(now)
@@ -130,7 +136,7 @@ class Log:
         """Note that a process was killed; return how many runs that hit, and how many parents."""
         hit = self.running(pid)
         for run in hit:
-            run.ended, run.killed = when, True
+            run.ended, run.killed, run.noted = when, True, when
         del self._running[pid]
         return len(hit), len(self._parents.pop(pid, ()))
 
@@ -166,6 +172,9 @@ class Workers:
 
     async def start(self) -> int:
         return await self._ask("start")
+
+    async def parent(self) -> int:
+        return await self._ask("parent")
 
     async def reap(self, pid: int) -> None:
         await self._ask(f"reap {pid}")
@@ -210,6 +219,11 @@ class Story:
     runs_hit: int = 0
     stops: int = 0
     pids: list[int] = attrs.Factory(list)
+    parent: int = 0
+    """The pid of the process that serves the file, if it is killed, too."""
+    parents_killed: int = 0
+    longest: float = 0.0
+    """How long a worker has lived without its parent, in seconds."""
     first_tick: float = 0.0
 
     async def submit(self) -> None:
@@ -272,6 +286,45 @@ class Story:
         self.log.stopped(pid, time.monotonic())
         os.kill(pid, signal.SIGCONT)
         self.pids.append(pid)
+
+    async def kill_parent(self) -> None:
+        """Kill the parent while its workers run jobs, and start another at once, with workers."""
+        with trio.move_on_after(SOON):
+            while not any(map(self.log.running, self.pids)):  # noqa: ASYNC110 - other processes
+                await trio.sleep(0.005)
+        await trio.sleep(self.dice.random() * 0.02)
+        orphans, self.pids = self.pids, []
+        when = time.monotonic()
+        os.kill(self.parent, signal.SIGKILL)
+        await self.workers.reap(self.parent)
+        self.kills += 1
+        self.kills_that_hit += any(map(self.log.running, orphans))
+        self.parent = await self.workers.parent()
+        for _ in orphans:
+            self.pids.append(await self.workers.start())
+        for pid in orphans:
+            await self.workers.reap(pid)
+            self.longest = max(self.longest, time.monotonic() - when)
+            self.log.died(pid, time.monotonic())
+        self.parents_killed += 1
+
+    async def kill_families(self, kills: int) -> None:
+        """Kill workers, and now and then their parent."""
+        for n in range(kills):
+            if n % PARENT_EVERY == PARENT_EVERY - 1:
+                await self.kill_parent()
+            else:
+                await self.kill()
+
+    def check_nothing_ran_twice_at_once(self) -> None:
+        """Check that no two runs of a job have overlapped, cut ones included."""
+        by_job: defaultdict[int, list[Run]] = defaultdict(list)
+        for run in self.log.runs.values():
+            by_job[run.job].append(run)
+        for of in by_job.values():
+            for one, next_one in pairwise(sorted(of, key=lambda run: run.begun)):
+                assert one.noted is not None, of
+                assert one.noted <= next_one.begun, of
 
     async def kill_and_stop(self, kills: int) -> None:
         """Kill processes, and stop some for longer than their leases."""
@@ -452,7 +505,9 @@ class Story:
     def summary(self) -> str:
         return (
             f"{self.kills} kills, {self.kills_that_hit} of them of processes that ran jobs "
-            f"({self.runs_hit} runs, {self.parents_hit} parents), {self.stops} stops;"
+            f"({self.runs_hit} runs, {self.parents_hit} parents), {self.stops} stops,"
+            f" {self.parents_killed} of parents, after which a worker lived {self.longest:.2f} s"
+            f" at most;"
             f" {self.submitted} jobs, {self.families} families; of months"
             f" {dict(Counter(word for _, word in self.log.months.values()))}"
         )
