@@ -180,7 +180,8 @@ class Store(Protocol):
     async def sent(self, id: int, number: int) -> bool:
         """Wait until a run has taken a message: True; or until none can take it any more: False.
 
-        That is when the run that it was sent to has ended. It can be cancelled.
+        That is when the run that it was sent to has ended, or has no lease any more. It can be
+        cancelled.
         """
 
     async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:

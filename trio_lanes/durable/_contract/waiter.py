@@ -124,6 +124,21 @@ class Waiters:
                     return found[0]
                 await waiter.wait()
 
+    async def sent(self, id: int, ask: Callable[[], Awaitable[tuple[bool | None, float]]]) -> bool:
+        """Do the same until a message is taken, or cannot be taken any more.
+
+        Args:
+          ask: says whether it was taken; or None, and the seconds until it asks again by itself.
+        """
+        while True:
+            with self._waiting(id) as waiter:
+                asked_at = trio.current_time()
+                taken, seconds = await ask()
+                if taken is not None:
+                    return taken
+                with trio.move_on_at(asked_at + seconds):
+                    await waiter.wait()
+
     async def end_of(
         self, id: int, ask: Callable[[], Awaitable[tuple[Ended | None] | None]]
     ) -> Ended | None:

@@ -198,7 +198,7 @@ class EngineStore(ABC):
         )
 
     async def sent(self, id: int, number: int) -> bool:
-        return await self._waiters.until(
+        return await self._waiters.sent(
             id, lambda: self._read(lambda all: talk.sent(all, id, number))
         )
 

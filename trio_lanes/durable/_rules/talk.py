@@ -11,7 +11,7 @@ from typing import Final
 
 from .._contract.state import DEAD, ENDED
 from .queues import Queues
-from .tables import ListItem
+from .tables import INSTANCES, ListItem
 
 MAX_EVENTS: Final = 100
 """How many events one call returns at most."""
@@ -28,14 +28,22 @@ def events(queues: Queues, id: int, after: int) -> tuple[list[tuple[int, str]] |
     return (found,) if found or over else None
 
 
-def sent(queues: Queues, id: int, number: int) -> tuple[bool] | None:
-    """Return whether a message was taken, in a tuple; None: it may be taken yet."""
+def sent(queues: Queues, id: int, number: int) -> tuple[bool | None, float]:
+    """Return whether a message was taken; None: it may be taken yet, for so many seconds.
+
+    They are those of the lease of the run: without a lease, it takes no message any more, whoever
+    gives its job back and whenever.
+    """
     job = queues.known(id)
     items = () if job is None else queues.tables.items(job.message_list, number - 1, 1)
     item = next(iter(items), None)
-    if item is None or item.number != number:
-        return (False,)
-    return (True,) if item.taken else None
+    if job is None or item is None or item.number != number:
+        return False, 0.0
+    if item.taken:
+        return True, 0.0
+    info = queues.tables.of(INSTANCES).get(job.instance or "")
+    left = 0.0 if info is None else info.lease_until - queues.now
+    return (None, left) if left > 0 else (False, 0.0)
 
 
 def receive(

@@ -8,6 +8,7 @@ the lock file do not matter, and the file may stay.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,21 @@ Each worker has a shared lock for a moment before it takes the exclusive one. If
 once, of two workers that start at the same time both could be refused. A worker whose file is taken
 waits as long before it is refused.
 """
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a process holds the lock.
+
+    To see it, this takes a shared lock for a moment, for which a worker waits that starts just now.
+    """
+    if not path.exists():
+        return False
+    with closing(sqlite3.connect(path.absolute(), timeout=0, isolation_level=None)) as probe:
+        try:
+            probe.execute("SELECT 1 FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            return True
+    return False
 
 
 def take_lock(path: Path) -> sqlite3.Connection | None:

@@ -28,6 +28,7 @@ import trio
 
 from .._contract.errors import StoreError, StoreLockedError, StoreUnavailableError, older_schema
 from .._contract.records import Ended, Opening
+from .._rules import talk
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, EngineStore
 from .._rules.queues import Queues
@@ -36,7 +37,7 @@ from .._sql.act_thread import ActThread
 from .._sql.store import SqlStore
 from .life_lock import ended_lives, forget_life
 from .machine_time import Moment, this_moment
-from .owner_lock import take_lock
+from .owner_lock import is_taken, take_lock
 from .schema import (
     SCHEMA_VERSION,
     check_place,
@@ -56,6 +57,8 @@ WORKER_LOOKS_EVERY: Final = 1.0
 """Seconds, at most, between two polls of a worker for changes by clients."""
 CLIENT_LOOKS_EVERY: Final = 0.25
 """Seconds, at most, between two polls of a client that waits for a job."""
+OWNER_LOOKS_EVERY: Final = 1.0
+"""Seconds after which a task that waits for a run looks whether the file has a worker at all."""
 
 
 @final
@@ -104,6 +107,7 @@ class SqliteStore(SqlStore):
         self._seen = 0  # the last version of the file that `_look_out` saw
         self._of_machine = 0.0  # from the machine's monotonic clock to the store's
         self._ahead = math.inf  # the store's time less Unix time, as `_look_out` saw it last
+        self._works = False  # whether it is the owner of the file
         self._orphans: set[str] = set()
         """The incarnations of workers of an earlier host whose processes may live."""
         self.guests: Final[list[EngineStore]] = []
@@ -139,6 +143,7 @@ class SqliteStore(SqlStore):
             # the last connection to close moves the log into the file, which takes a moment
             reading, writing = await trio.to_thread.run_sync(self._connect, owner, held)
             writer = await self._prepare(opening, owner, writing, reading)
+            self._works = owner
             async with self._working(writer, partial(self._look_out, owner)):
                 if owner:
                     self._orphans.update(await self._transact(_instances))
@@ -179,7 +184,7 @@ class SqliteStore(SqlStore):
         if not worker:
             return None
         try:
-            path = Path(f"{os.path.realpath(self._path)}.lock")  # the same for all links to a file
+            path = self._lock_path
             lock = take_lock(path)
             if lock is not None:
                 return lock
@@ -187,6 +192,10 @@ class SqliteStore(SqlStore):
             raise StoreLockedError(str(path), self._owner() if exists else "another process")
         except sqlite3.Error as error:
             raise translated(path, error) from error
+
+    @property
+    def _lock_path(self) -> Path:
+        return Path(f"{os.path.realpath(self._path)}.lock")  # the same for all links to a file
 
     def _owner(self) -> str:
         uri = f"{self._path.absolute().as_uri()}?mode=ro"
@@ -325,6 +334,23 @@ class SqliteStore(SqlStore):
     async def beat(self) -> bool:
         await trio.lowlevel.checkpoint()
         return True
+
+    async def sent(self, id: int, number: int) -> bool:
+        if self._works:
+            return await super().sent(id, number)
+        is_first = True
+
+        async def ask() -> tuple[bool | None, float]:
+            nonlocal is_first
+            # before the question: what a worker does that ends after this is in the answer
+            there = is_first or await trio.to_thread.run_sync(is_taken, self._lock_path)
+            is_first = False
+            taken, seconds = await self._read(lambda all: talk.sent(all, id, number))
+            if taken is None and not there:
+                return False, 0.0  # its run has died with the worker
+            return taken, min(seconds, OWNER_LOOKS_EVERY)
+
+        return await self._waiters.sent(id, ask)
 
     # ---- working
 

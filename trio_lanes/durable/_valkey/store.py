@@ -341,8 +341,11 @@ class ValkeyStore:
         return None if found is None else list(text.pairs_of(found))
 
     async def sent(self, id: int, number: int) -> bool:
-        (taken,) = await self._until(id, "sent", str(id), str(number))
-        return bool(taken)
+        async def ask() -> tuple[bool | None, float]:
+            taken, *left = await self._call("sent", str(id), str(number))
+            return (None if taken < 0 else bool(taken)), text.a_time(*left or ["0"])
+
+        return await self._waiters.sent(id, ask)
 
     async def receive(self, id: int, fence: int, after: int) -> tuple[int, str] | None:
         words = self.instance, str(id), str(fence), str(after)

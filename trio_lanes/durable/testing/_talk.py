@@ -30,7 +30,7 @@ from ..acts.inspection import StatusOf
 from ..acts.orders import Cancel
 from ..acts.runs import Checkpoint, EmitEvent, Send, Take
 from ..store import EVENT_BYTES, EVENTS_KEPT, LISTED, STEP_BYTES
-from ._bench import Bench, new_job, this_run
+from ._bench import LEASE, Bench, new_job, this_run
 
 TAKEN = json.dumps({"by": 1, "reason": "collected"})
 WAITING, PARKED, RUNNING = DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING
@@ -240,6 +240,24 @@ class TalkStories(Bench):
             assert await lanes.send(job.id, "hello")
             self.gate("known").set()
             assert await job.wait() == "hello"
+
+    async def test_a_message_to_a_run_whose_process_has_died_is_refused(self) -> None:
+        told: list[Any] = []
+
+        async def send(lanes: DurableLanes) -> None:
+            told.append((await lanes.send("alice", "x")).reason)
+
+        async with self.instance(worker=False) as asker, trio.open_nursery() as nursery:
+            async with self.playing(dies=True) as dead:
+                (run,) = await dead.begin(new_job(session="alice"))
+            nursery.start_soon(send, asker)
+            await self.advance(0.1 * LEASE)
+            if self.virtual and self.leased:
+                assert told == []  # it may live
+            while not told:  # no instance gives the job back meanwhile
+                await self.advance(0.5 * LEASE)
+            assert told == ["stopped"]
+            assert (await asker.job(run.id).status()).state is DurableState.RUNNING
 
     async def test_what_a_run_took_the_next_run_takes_again_and_the_rest_is_refused(self) -> None:
         async with self.playing() as store:

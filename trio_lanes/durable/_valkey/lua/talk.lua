@@ -42,8 +42,8 @@ function WRITES.events(id, after)
   return { 0, found }
 end
 
--- Answer: whether a run has taken the message; nothing: it may yet, and
--- the caller hears of news.
+-- Answer: whether a run has taken the message; or -1: it may yet, and the caller hears of news; and for
+-- how many microseconds, which are those of the run's lease.
 function WRITES.sent(id, number)
   local job = known(id)
   local message = job and message_of(job, number)
@@ -52,8 +52,12 @@ function WRITES.sent(id, number)
   elseif message.taken then
     return { 0, 1 }
   end
+  local ends = tonumber(call('ZSCORE', ROOT .. 'in', job.instance) or 0)
+  if ends <= now then
+    return { 0, 0 }
+  end
   listen_to(job)
-  return { 0 }
+  return { 0, -1, int(ends - now) }
 end
 
 -- Answer: the number and the text of the next message; nothing: there is none yet, and the caller hears
