@@ -209,7 +209,7 @@ async def test_the_sender_learns_that_the_instance_died_and_the_turn_runs_again(
         async with stage.instances() as (lanes, _):
             sent = await stage.registry["elsewhere"].send("alice", "x")
             assert sent.reason is SendRefused.STOPPED
-            while not stage.runs:  # the next heartbeat of an instance gives it back
+            while not stage.runs:  # noqa: ASYNC110 - the next heartbeat gives it back
                 await trio.sleep(1)
             stage.runs[0].ended.set()
             assert await lanes.job(id).wait() == []
