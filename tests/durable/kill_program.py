@@ -101,7 +101,10 @@ def store_of(kind: str, address: str) -> Store:
         return ValkeyStore(url, namespace=namespace, patience=min(5.0, 0.8 * LEASE))
     if kind == "family":  # its process gets the parent's store in place of it
         return SqliteStore(address)
-    return ServedStoreClient(lambda: connect_unix(address), name="the served file")
+    patience = min(5.0, 0.8 * LEASE)
+    return ServedStoreClient(
+        lambda: connect_unix(address), name="the served file", patience=patience
+    )
 
 
 @asynccontextmanager
