@@ -34,6 +34,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import attrs
+
 from trio_lanes import Coalesce, RateLimit
 from trio_lanes.durable import (
     DurableSchedule,
@@ -82,7 +84,7 @@ def _joins(number: int, **how: Any) -> Enqueue:
 
 def _fires(due: int) -> FireSchedule:
     job = SubmittedJob(name="echo", session="s", key=f"tick@{due}")
-    return FireSchedule("tick", due, due + 1, due, 0, "skip", "{}", [job])
+    return FireSchedule("tick", 0, due, due + 1, due, 0, "skip", "{}", [job])
 
 
 CALLS: Final[dict[str, Callable[[int], Any]]] = {
@@ -133,6 +135,8 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
     value = redis.call('LLEN', key)
   elseif kind == 'string' and name == 'm' then
     value = redis.call('GET', key)
+  elseif kind == 'string' and name == 'b' then
+    value = cmsgpack.unpack(redis.call('GET', key))[1]  -- 0: the act of the ticket was not refused
   elseif kind == 'hash' and name ~= 'L' and name ~= 'kinds' and name ~= 'qu' then
     local flat = redis.call('HGETALL', key)
     value = {}
@@ -428,7 +432,7 @@ def _normal(state: State) -> bytes:
         return one and (
             *(one.verb, new_names[one.instance], ago(one)),
             *(of_ends(one.finished), one.room, new_names[one.former], of_runs(one.lost)),
-            *([fences[fence] for fence in one.held], f"{ROOT}b:{_ticket(one)}" in state.keys),
+            *([fences[fence] for fence in one.held], state.keys.get(f"{ROOT}b:{_ticket(one)}")),
         )
 
     def of_worker(worker: Worker) -> Any:
@@ -507,6 +511,8 @@ class Talk:
         self._store._opening = self._opening
         self._store._rules = text.rules_of(self._opening.rules)
         self._store._link = _Link()  # type: ignore[assignment]
+        self.version = 0
+        """That of the schedule of a scene."""
 
     def opening(self) -> bytes:
         """Return the call that makes the namespace."""
@@ -530,7 +536,10 @@ class Talk:
         """Return the call for a message of a worker."""
         self._store.instance = one.former if one.verb == "join" else one.instance
         if one.verb in CALLS:
-            return self._of(self._store.do(CALLS[one.verb](one.number), _ticket(one)))
+            act = CALLS[one.verb](one.number)
+            if isinstance(act, FireSchedule):
+                act = attrs.evolve(act, version=self.version)
+            return self._of(self._store.do(act, _ticket(one)))
         if one.verb == "join":
             lost = [(run.id, run.fence) for run in one.lost]
             return self._of(self._store.join(one.instance, lost, one.held))
@@ -573,7 +582,7 @@ def _acts(state: State) -> Iterator[Act]:
 
 def _done(state: State, verb: str) -> int:
     """Return how many calls of a verb, which have numbers below 3, were done."""
-    return sum(f"{ROOT}b:{verb} {number}" in state.keys for number in range(3))
+    return sum(state.keys.get(f"{ROOT}b:{verb} {number}") == 0 for number in range(3))
 
 
 def _budget(state: State) -> tuple[int, int]:
@@ -859,7 +868,10 @@ class Explorer:
             for at, (verb, number) in enumerate(calls)
             for _ in range(self._copies)
         )
-        return State(raw, json.loads(raw), keys, ((worker, worker), air), None)
+        values = json.loads(raw)
+        ((_, tick),) = values[f"{ROOT}sc"].items()
+        self._talk.version = int(tick["version"])
+        return State(raw, values, keys, ((worker, worker), air), None)
 
     def _saving(self) -> bytes:
         return command("EVALSHA", self._save, 0)

@@ -24,10 +24,13 @@ async def set_paused(store: Store, name: str, paused: bool) -> None:
     Raises:
       LookupError: if it does not exist.
     """
-    now, found = await store.look(SchedulesOf(name, None))
-    due = None if paused or not found else found[0].after(now)
-    if not await store.do(PauseSchedule(name, due), new_ticket()):
-        raise LookupError(f"there is no schedule {name!r}")
+    done = False
+    while not done:  # its due times may be others by now
+        now, found = await store.look(SchedulesOf(name, None))
+        if not found:
+            raise LookupError(f"there is no schedule {name!r}")
+        due = None if paused else found[0].after(now)
+        done = await store.do(PauseSchedule(name, found[0].version, due), new_ticket())
 
 
 async def listed(store: Store, limit: int) -> list[DurableSchedule]:

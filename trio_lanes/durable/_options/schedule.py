@@ -50,6 +50,8 @@ class DurableSchedule:
     """The number of that job."""
     skipped: int = 0
     """Of how many due times none was submitted."""
+    version: int = 0
+    """A number of the store, which is another each time that the schedule is set."""
 
     @property
     def paused(self) -> bool:

@@ -82,7 +82,7 @@ class Schedules:
                 logger.error("schedule %r is left to other instances: %s", one.name, error)
             return False
         jobs = [job_at(one, time, now) for time in times]
-        of = one.name, due, following, times[-1] if times else due
+        of = one.name, one.version, due, following, times[-1] if times else due
         how = one.overlap, OUTCOME
         try:
             await self._store.do(FireSchedule(*of, skipped, *how, jobs), new_ticket())

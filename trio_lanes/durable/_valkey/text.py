@@ -387,6 +387,7 @@ def _schedules(answer: Sequence[Any]) -> tuple[float, list[DurableSchedule]]:
             decode(one["data"]),
             id=int(one["id"]),
             skipped=int(one["skipped"]),
+            version=int(one.get("version", 0)),
             **{field: a_time(one[field]) for field in ("next", "last") if field in one},
             last_id=int(one["last_id"]) if "last_id" in one else None,
         )

@@ -2,7 +2,8 @@
 
 A store keeps the next due time of each, and of all the first (`FIRES`), which each step tells its
 instance. What comes after it, only the instances know: `FireSchedule` moves it on from the time
-that the instance has seen, and submits the jobs, in one act. So no due time is submitted twice.
+that the instance has seen, and submits the jobs, in one act. So no due time is submitted twice. And
+it names the version that the instance has seen: one that was replaced meanwhile submits nothing.
 """
 
 from __future__ import annotations
@@ -44,25 +45,29 @@ class PutSchedule(Act[None]):
         if new.job.cost is not None:
             Budget(queues.tables, queues.now).check_units(new.job.lane, new.job.cost)
         old = queues.tables.schedule(new.name)
+        version = queues.tables.next_number()
         if old is None:
-            new = attrs.evolve(new, id=queues.tables.next_number())
+            new = attrs.evolve(new, id=version, version=version)
         else:
             keeps = old.next is None or old.times == new.times
             past = {field: getattr(old, field) for field in ("id", "last", "last_id", "skipped")}
-            new = attrs.evolve(new, next=old.next if keeps else new.next, **past)
+            next = old.next if keeps else new.next
+            new = attrs.evolve(new, next=next, version=version, **past)
         _put(queues, new)
 
 
 class FireSchedule(Act[bool]):
     """Move a schedule on from a due time, and submit its jobs, as far as they may overlap.
 
-    The answer is False, and nothing has changed, if this is not its next due time any more.
+    The answer is False, and nothing has changed, if this is not its next due time any more, or it
+    was set again.
 
     Raises:
       LaneError, ValueError: as `Enqueue` does.
     """
 
     schedule: str
+    version: int
     due: float
     next: float
     last: float
@@ -79,7 +84,7 @@ class FireSchedule(Act[bool]):
 
     def apply(self, engine: Engine) -> bool:
         of, batch, skipped = engine.tables.schedule(self.schedule), self.batch, self.skipped
-        if of is None or of.next != self.due:
+        if of is None or (of.version, of.next) != (self.version, self.due):
             return False
         before = None if of.last_id is None else engine.tables.get(of.last_id)
         if before is not None and (before.state in ENDED or before.state is DEAD):
@@ -96,17 +101,23 @@ class FireSchedule(Act[bool]):
 
 
 class PauseSchedule(Act[bool]):
-    """Pause a schedule, or resume it. The answer is False if there is none of that name."""
+    """Pause a schedule, or resume it.
+
+    The answer is False, and nothing has changed, if there is none of that name and version.
+    """
 
     schedule: str
+    version: int
     next: float | None
     """The next due time of one that is resumed; None: it is paused."""
 
     def apply(self, queues: Queues) -> bool:
         of = queues.tables.schedule(self.schedule)
-        if of is not None and (self.next is None or of.next is None):
+        if of is None or of.version != self.version:
+            return False
+        if self.next is None or of.next is None:
             _put(queues, attrs.evolve(of, next=self.next))
-        return of is not None
+        return True
 
 
 class DropSchedule(Act[bool]):

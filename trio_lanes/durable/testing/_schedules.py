@@ -26,12 +26,26 @@ async def put(store: Played, due: float, name: str = "s", **options: Any) -> Non
 async def all_of(store: Any) -> list[DurableSchedule]:
     """Return the first page of schedules, without the ids."""
     _, found = await store.look(SchedulesOf(None, 0))
-    return [attrs.evolve(one, id=0) for one in found]
+    return [attrs.evolve(one, id=0, version=0) for one in found]
 
 
-def fired(due: float, following: float, *jobs: SubmittedJob, overlap: str = "skip") -> FireSchedule:
+async def version_of(store: Any) -> int:
+    """Return the version of the schedule of the tests."""
+    _, found = await store.look(SchedulesOf("s", None))
+    return found[0].version if found else 0
+
+
+async def fired(
+    store: Any, due: float, following: float, *jobs: SubmittedJob, overlap: str = "skip"
+) -> FireSchedule:
     """Return the act that fires the schedule of the tests."""
-    return FireSchedule("s", due, following, due, 0, overlap, STOP, jobs)
+    version = await version_of(store)
+    return FireSchedule("s", version, due, following, due, 0, overlap, STOP, jobs)
+
+
+async def paused(store: Any, due: float | None) -> PauseSchedule:
+    """Return the act that pauses the schedule of the tests, or lets it go on."""
+    return PauseSchedule("s", await version_of(store), due)
 
 
 class ScheduleStories(Bench):
@@ -44,9 +58,13 @@ class ScheduleStories(Bench):
             fires = (await store.step([], 0)).fires
             assert fires is not None
             await put(store, 1.0 * FAR, "t")
-            assert await store.twice(fired(2.0 * FAR, 3.0 * FAR, new_job("x", key="s@2")))
-            assert not await store.do(fired(2.0 * FAR, 3.0 * FAR, new_job("y", key="s@2b")))
-            assert not await store.do(FireSchedule("none", 1, 2, 1, 0, "skip", STOP, ()))
+            assert await store.twice(
+                await fired(store, 2.0 * FAR, 3.0 * FAR, new_job("x", key="s@2"))
+            )
+            assert not await store.do(
+                await fired(store, 2.0 * FAR, 3.0 * FAR, new_job("y", key="s@2b"))
+            )
+            assert not await store.do(FireSchedule("none", 1, 1, 2, 1, 0, "skip", STOP, ()))
             (claim,) = await store.claim(9)
             assert claim.payload == '"x"'
             s, t = await all_of(store)
@@ -59,43 +77,66 @@ class ScheduleStories(Bench):
             await put(store, 1.0)
             ids: list[int | None] = []
             for due, overlap in ((1.0, "skip"), (2.0, "skip"), (3.0, "queue"), (4.0, "cancel")):
-                assert await store.do(fired(due, due + 1, new_job(due), overlap=overlap))
+                assert await store.do(
+                    await fired(store, due, due + 1, new_job(due), overlap=overlap)
+                )
                 (s,) = await all_of(store)
                 ids.append(s.last_id)
             assert ids[0] == ids[1] != ids[2] != ids[3]
             assert (s.skipped, s.last, s.next) == (1, 4.0, 5.0)
             assert [claim.payload for claim in await store.claim(9)] == ["1.0", "4.0"]
-            await store.do(fired(5.0, 6.0, new_job(5), overlap="cancel"))
+            await store.do(await fired(store, 5.0, 6.0, new_job(5), overlap="cancel"))
             assert [id for id, _ in (await store.step([], 0)).cancels] == [ids[3]]
-            assert await store.do(fired(6.0, 7.0, overlap="cancel"))  # nothing is submitted
+            assert await store.do(
+                await fired(store, 6.0, 7.0, overlap="cancel")
+            )  # nothing is submitted
             (claim,) = await store.claim(9)
             await store.end(claim)
-            assert await store.do(fired(7.0, 8.0, new_job(7)))
+            assert await store.do(await fired(store, 7.0, 8.0, new_job(7)))
             assert [claim.payload for claim in await store.claim(9)] == ["7"]
 
     async def test_a_schedule_that_is_put_again_keeps_its_past_and_its_due_time(self) -> None:
         async with self.playing() as store:
             await put(store, 1.0)
-            await store.do(fired(1.0, 2.0, new_job(1)))
+            await store.do(await fired(store, 1.0, 2.0, new_job(1)))
             await put(store, 9.0, job=new_job("new"), overlap="queue")
             (s,) = await all_of(store)
             assert (s.next, s.last, s.job.payload, s.overlap) == (2.0, 1.0, '"new"', "queue")
             await put(store, 9.0, every=None, cron="* * * * *")
             (s,) = await all_of(store)
             assert (s.next, s.last, s.every, s.cron) == (9.0, 1.0, None, "* * * * *")
-            assert await store.twice(PauseSchedule("s", None))
-            assert not await store.do(fired(9.0, 10.0, new_job(2)))
+            assert await store.twice(await paused(store, None))
+            assert not await store.do(await fired(store, 9.0, 10.0, new_job(2)))
             assert (await store.step([], 0)).fires is None
             await put(store, 12.0)  # it stays paused
             assert [one.paused for one in await all_of(store)] == [True]
-            assert await store.do(PauseSchedule("s", 15.0))
-            assert await store.do(PauseSchedule("s", 16.0))  # it is not paused
+            assert await store.do(await paused(store, 15.0))
+            assert await store.do(await paused(store, 16.0))  # it is not paused
             assert [one.next for one in await all_of(store)] == [15.0]
             assert (await store.step([], 0)).fires is not None
             assert await store.twice(DropSchedule("s"))
             assert not await store.do(DropSchedule("s"))
-            assert not await store.do(PauseSchedule("s", None))
+            assert not await store.do(await paused(store, None))
             assert ((await store.step([], 0)).fires, await all_of(store)) == (None, [])
+
+    async def test_a_schedule_that_is_replaced_while_it_fires_submits_nothing_of_the_former(
+        self,
+    ) -> None:
+        async with self.playing() as store:
+            await put(store, 1.0)
+            late = await fired(store, 1.0, 2.0, new_job("old"))
+            resumed = await paused(store, 5.0)
+            await put(store, 1.0, job=new_job("new"))
+            assert not await store.do(late)
+            assert await store.do(await paused(store, None))
+            await put(store, 1.0, every=None, cron="* * * * *")
+            assert not await store.do(resumed)  # by the former due times
+            assert [(one.next, one.last) for one in await all_of(store)] == [(None, None)]
+            await store.do(DropSchedule("s"))
+            await put(store, 1.0)
+            assert not await store.do(late)
+            assert await store.do(await fired(store, 1.0, 2.0, new_job("newest")))
+            assert [claim.payload for claim in await store.claim(9)] == ['"newest"']
 
     async def test_a_schedule_or_a_due_time_that_is_refused_changes_nothing(self) -> None:
         async with self.instance(worker=False) as lanes, self.playing() as store:
@@ -107,7 +148,7 @@ class ScheduleStories(Bench):
             before = await lanes.schedules()
             await store.do(Enqueue([new_job("a", key="k")]))
             with self.raises(ValueError):
-                await store.do(fired(9e9, 9.1e9, new_job("b", key="k")))
+                await store.do(await fired(store, 9e9, 9.1e9, new_job("b", key="k")))
             assert await lanes.schedules() == before
             for name in ("pause", "resume"):
                 with self.raises(LookupError):

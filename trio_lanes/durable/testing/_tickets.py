@@ -298,15 +298,22 @@ async def fire_schedule(store: Played) -> Case:
     await store.do(Configure({"fires": limit}, None, {}))
     await store.do(PutSchedule(_schedule("fires", lane="fires")))
     (first,) = await store.enqueue([new_job(lane="fires")])
-    act = FireSchedule("fires", 1e9, 2e9, 1e9, 0, "queue", STOP, [new_job(lane="fires")])
     see = SchedulesOf("fires", None)
+    version = (await store.look(see))[1][0].version
+    act = FireSchedule("fires", version, 1e9, 2e9, 1e9, 0, "queue", STOP, [new_job(lane="fires")])
     return Case(act, lambda: store.do(Cancel(first, STOP)), see, lambda all: all[1][0].next)
 
 
 async def pause_schedule(store: Played) -> Case:
-    made = PutSchedule(_schedule("paused"))
     see = SchedulesOf("paused", None)
-    return Case(PauseSchedule("paused", None), lambda: store.do(made), see, lambda all: all[1])
+    await store.do(PutSchedule(_schedule("paused")))
+    version = (await store.look(see))[1][0].version
+    return Case(
+        PauseSchedule("paused", version, None),
+        lambda: store.do(PauseSchedule("paused", version, 1e9)),
+        see,
+        lambda all: all[1],
+    )
 
 
 async def drop_schedule(store: Played) -> Case:

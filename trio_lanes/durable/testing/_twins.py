@@ -144,10 +144,11 @@ class _Twin:
         self.ids: list[int] = []
         self.fences: list[int] = []
         self.requests: list[int] = []  # for locks and quotas
+        self.versions: list[int] = [0]  # of schedules
         self.charges: list[float] = []  # when costs were taken from a quota
         self._lists: dict[str, list[Any]] = {
             **{"id": self.ids, "job": self.ids, "fence": self.fences},
-            **{"request": self.requests, "at": self.charges},
+            **{"request": self.requests, "at": self.charges, "version": self.versions},
         }
 
     def place(self, field: str, number: Any) -> int:
@@ -357,10 +358,13 @@ class _TwinLife:
             for _ in range(chance.choice((0, 1, 1, 2)))
         ]
         overlap = chance.choice(("skip", "queue", "cancel"))
-        fire = FireSchedule(name, due, due + 1e7, due, chance.randrange(3), overlap, STOP, jobs)
+        versions = range(len(self.twins[0].versions))
+        known = [self.twins[0].place("version", one.version) for one in found]
+        of = name, chance.choice([*versions, *known * 9])
+        fire = FireSchedule(*of, due, due + 1e7, due, chance.randrange(3), overlap, STOP, jobs)
         every, job = chance.choice((5.0, 9.0)), (*jobs, SubmittedJob(name="other"))[0]
         new = DurableSchedule(name=name, job=job, every=every, next=due)
-        pause = PauseSchedule(name, chance.choice((None, due)))
+        pause = PauseSchedule(*of, chance.choice((None, due)))
         acts = (fire, fire, fire, PutSchedule(new), PutSchedule(new), pause, DropSchedule(name))
         await self._do(chance.choice(acts), times=chance.choice((1, 1, 2)))
         await self.both("schedules", self._schedules)
@@ -368,7 +372,8 @@ class _TwinLife:
     async def _schedules(self, twin: _Twin) -> object:
         _, found = await twin.played.look(SchedulesOf(None, 0))
         last = [one.last_id is not None and twin.place("id", one.last_id) for one in found]
-        return last, [attrs.evolve(one, id=0, last_id=None) for one in found]
+        versions = [twin.place("version", one.version) for one in found]
+        return last, versions, [attrs.evolve(one, id=0, last_id=None, version=0) for one in found]
 
     def _act(self, what: str) -> Act[Any]:
         """Return an act that is asked for alone, and whose answer is only compared."""

@@ -1,8 +1,8 @@
 -- Schedules: they are set, fired, paused and removed.
 --
--- The hash sc has the record of each by its number: {id, name, data, times, next, last, last_id,
--- skipped}, packed; `data` is the client's text, `times` what its due times follow from. The hash sn has
--- the numbers by name, the sorted set sk all numbers, and sf those of the schedules that are not paused,
+-- The hash sc has the record of each by its number: {id, name, version, data, times, next, last, last_id,
+-- skipped}, packed; `version` is another number each time that it is set, `data` is the client's text,
+-- `times` what its due times follow from. The hash sn has the numbers by name, the sorted set sk all numbers, and sf those of the schedules that are not paused,
 -- by the next due time, which is Unix time. The field `fires` of META is the first of these times.
 
 local MOST = 100  -- how many schedules one answer has
@@ -18,9 +18,11 @@ local function records_of(ids)
   return found
 end
 
-local function record_of(name)
+-- With a `version`, if it is that one; '0' is that of a record without.
+local function record_of(name, version)
   local id = call('HGET', ROOT .. 'sn', name)
-  return id and records_of({ id })[1] or nil
+  local of = id and records_of({ id })[1]
+  return of and (not version or (of.version or '0') == version) and of or nil
 end
 
 -- `cost`, `times`: JSON; the cost may be ''.
@@ -35,22 +37,24 @@ function WITH_TICKET.put_schedule(schedule, lane, cost, times, due, data)
     end
   end
   local old = record_of(schedule)
-  local new = old or { id = int(next_number()), name = schedule, next = tonumber(due), skipped = 0 }
+  local version = int(next_number())
+  local new = old or { id = version, name = schedule, next = tonumber(due), skipped = 0 }
   if new.next and new.times ~= times then
     new.next = tonumber(due)
   end
-  new.times, new.data = times, data
+  new.version, new.times, new.data = version, times, data
   put(new)
   return { 0 }
 end
 
 GROWS.put_schedule = true
 
--- Arguments: the name, the due time, the next, that of the last job, how many are skipped, what happens to
--- jobs that overlap, the outcome of the job before; then as of `enqueue`. Answer: whether it was due.
+-- Arguments: the name, the version, the due time, the next, that of the last job, how many are skipped, what
+-- happens to jobs that overlap, the outcome of the job before; then as of `enqueue`. Answer: whether it was
+-- due.
 function WITH_TICKET.fire_schedule(arguments)
-  local name, due, following, last, skipped, overlap, outcome = unpack(arguments, 1, 7)
-  local of = record_of(name)
+  local name, version, due, following, last, skipped, overlap, outcome = unpack(arguments, 1, 8)
+  local of = record_of(name, version)
   if not of or of.next ~= tonumber(due) then
     return { 0, 0 }
   end
@@ -59,8 +63,8 @@ function WITH_TICKET.fire_schedule(arguments)
     before = nil
   end
   local jobs = {}
-  for at = 8, #arguments do
-    jobs[at - 7] = arguments[at]
+  for at = 9, #arguments do
+    jobs[at - 8] = arguments[at]
   end
   if before and overlap == 'skip' then
     skipped, jobs = skipped + #jobs / JOB_FIELDS, {}
@@ -84,8 +88,8 @@ GROWS.fire_schedule = true
 LISTED.fire_schedule = true
 
 -- `next_due`: that of a schedule that is resumed; '': it is paused.
-function WITH_TICKET.pause_schedule(schedule, next_due)
-  local of = record_of(schedule)
+function WITH_TICKET.pause_schedule(schedule, version, next_due)
+  local of = record_of(schedule, version)
   if of and (next_due == '' or not of.next) then
     of.next = tonumber(next_due)
     put(of)
