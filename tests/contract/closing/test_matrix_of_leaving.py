@@ -24,14 +24,18 @@ import logging
 import math
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
+    nullcontext,
 )
+from functools import partial
 from inspect import isasyncgenfunction
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import attrs
@@ -45,6 +49,7 @@ import trio_lanes.durable
 from tests.support.chaos import THOROUGH
 from tests.support.covering import covering, pairs
 from tests.support.doors import IN_ASYNCIO, VirtualLoop
+from tests.support.programs import PATIENCE as REAL_PATIENCE
 from trio_lanes import (
     Adaptive,
     Coalesce,
@@ -149,10 +154,11 @@ def of_asyncio(run: Callable[[Callable[[], Awaitable[None]]], None]) -> Door:
     return Door(IN_ASYNCIO, trio_lanes.aio, run, asyncio.CancelledError, asyncio.all_tasks)
 
 
+EAGER: Final = "asyncio, eager"
 DOORS: Final[Mapping[str, Door]] = {
     "trio": Door(trio, trio_lanes, run_in_trio, KeyboardInterrupt, tasks_of_trio),
     "asyncio": of_asyncio(run_in_asyncio),
-    "asyncio, eager": of_asyncio(run_eagerly),
+    EAGER: of_asyncio(run_eagerly),
 }
 
 # ---- operations
@@ -169,6 +175,7 @@ class Operation:
 
 
 OPERATIONS: Final[dict[str, Operation]] = {}
+IN_LOCAL_LANES: Final = "run in the local lanes of durable ones"
 
 
 def operation(name: str, *, by_job: bool = False) -> Callable[[Any], Any]:
@@ -194,7 +201,7 @@ async def run_in_line(scene: Scene) -> AsyncIterator[None]:
     yield
 
 
-@operation("run in local lanes", by_job=True)
+@operation(IN_LOCAL_LANES, by_job=True)
 async def run_in_local_lanes(scene: Scene) -> AsyncIterator[None]:
     await scene.lanes.run(scene.work, **scene.options)
     yield
@@ -445,56 +452,62 @@ EXTRAS: Final[Mapping[str, Extra]] = {
     ),
 }
 
-Row = tuple[str, str, str, str, str]
-"""An operation, how it is left, where it is done, the door, and what else is on."""
 
-# ---- what there is not
+class Row(NamedTuple):
+    """A combination, by the names in the tables."""
+
+    what: str
+    how: str
+    where: str
+    door: str
+    extra: str
 
 
-def _of(what: str, *named: str) -> bool:
-    return what in named
+# ---- what there is not, and why
 
-
-IMPOSSIBLE: Final[Mapping[str, Callable[[str, str, str, str, str], bool]]] = {
-    "hooks and callbacks are plain functions: nothing lasts in them": (
-        lambda what, how, where, door, extra: where in FUNCTIONS and OPERATIONS[what].lasts
+IMPOSSIBLE: Final[Mapping[str, Callable[[Row], bool]]] = {
+    "hooks and callbacks are plain functions: nothing lasts in them": lambda row: (
+        row.where in FUNCTIONS and OPERATIONS[row.what].lasts
     ),
-    "it is done at once: no deadline comes meanwhile": (
-        lambda what, how, where, door, extra: how == DEADLINE_OF_CALL and not OPERATIONS[what].lasts
+    "it is done at once: no deadline comes meanwhile": lambda row: (
+        row.how == DEADLINE_OF_CALL and not OPERATIONS[row.what].lasts
     ),
-    "only a body has a slot": (
-        lambda what, how, where, door, extra: what in IN_BODIES_ALONE and where not in BODIES
+    "only a body has a slot": lambda row: row.what in IN_BODIES_ALONE and row.where not in BODIES,
+    "inboxes are for Trio": lambda row: row.what in OF_AGENTS and row.door != "trio",
+    "an inbox submits its jobs itself, with no such option": lambda row: (
+        row.what in OF_AGENTS and row.extra in ("timeout", "coalesce")
     ),
-    "inboxes are for Trio": (
-        lambda what, how, where, door, extra: what in OF_AGENTS and door != "trio"
+    "local lanes are Trio's, at both doors": lambda row: (
+        row.what == IN_LOCAL_LANES and row.door != "trio"
     ),
-    "an inbox submits its jobs itself, with no such option": (
-        lambda what, how, where, door, extra: what in OF_AGENTS and extra in ("timeout", "coalesce")
+    "local lanes have no limits: the store has them": lambda row: (
+        row.what == IN_LOCAL_LANES
+        and row.extra not in ("nothing", "session", "timeout", "instrument", "coalesce")
     ),
-    "local lanes are Trio's, at both doors": (
-        lambda what, how, where, door, extra: what == "run in local lanes" and door != "trio"
+    "each child of a nursery, and each item of a map, has a job to itself": lambda row: (
+        row.what in ("open_nursery", "map") and row.extra == "coalesce"
     ),
-    "local lanes have no limits: the store has them": (
-        lambda what, how, where, door, extra: (
-            what == "run in local lanes"
-            and extra not in ("nothing", "session", "timeout", "instrument", "coalesce")
-        )
-    ),
-    "each child of a nursery, and each item of a map, has a job to itself": (
-        lambda what, how, where, door, extra: (
-            what in ("open_nursery", "map") and extra == "coalesce"
-        )
-    ),
-    "before Python 3.12 asyncio has no eager tasks": (
-        lambda what, how, where, door, extra: (
-            door == "asyncio, eager" and sys.version_info < (3, 12)
-        )
+    "before Python 3.12 asyncio has no eager tasks": lambda row: (
+        row.door == EAGER and sys.version_info < (3, 12)
     ),
 }
 
 
-def possible(row: Row) -> bool:
-    return not any(is_so(*row) for is_so in IMPOSSIBLE.values())
+def table() -> Iterator[Row]:
+    return map(Row._make, product(OPERATIONS, WAYS, WHERE, DOORS, EXTRAS))
+
+
+def possible(row: Sequence[str]) -> bool:
+    return not any(is_so(Row._make(row)) for is_so in IMPOSSIBLE.values())
+
+
+def all_rows() -> list[Row]:
+    return [*filter(possible, table())]
+
+
+def chosen_rows() -> list[Row]:
+    begun = product(OPERATIONS, WAYS, WHERE, DOORS)
+    return [*map(Row._make, covering(begun, [[*EXTRAS]], possible))]
 
 
 # ---- a combination
@@ -592,7 +605,7 @@ class Scene:
                     await self.in_the_block()
 
     def open(self) -> AbstractAsyncContextManager[Any]:
-        if self.what == "run in local lanes":
+        if self.what == IN_LOCAL_LANES:
             return self.open_local_lanes()
         calls: dict[str, Callable[[], object]] = {}
         if self.how == BY_HOOK:
@@ -951,30 +964,6 @@ def play(row: Row) -> list[str]:
     return wrong
 
 
-def all_rows() -> list[Row]:
-    return [
-        row
-        for what in OPERATIONS
-        for how in WAYS
-        for where in WHERE
-        for door in DOORS
-        for extra in EXTRAS
-        if possible(row := (what, how, where, door, extra))
-    ]
-
-
-def chosen_rows() -> list[Row]:
-    begun = [
-        (what, how, where, door)
-        for what in OPERATIONS
-        for how in WAYS
-        for where in WHERE
-        for door in DOORS
-    ]
-    rows: Any = covering(begun, [[*EXTRAS]], possible)
-    return [*rows]
-
-
 def by_row(rows: Sequence[Row]) -> list[Any]:
     """Share them among tests: one for each operation and place."""
     table: dict[tuple[str, str], list[Row]] = {}
@@ -1009,18 +998,105 @@ def play_all(rows: Sequence[Row]) -> None:
 
 
 def test_what_is_not_in_the_table_is_impossible_for_one_reason_at_least() -> None:
-    chosen = {*chosen_rows()}
-    table = [
-        (what, how, where, door, extra)
-        for what in OPERATIONS
-        for how in WAYS
-        for where in WHERE
-        for door in DOORS
-        for extra in EXTRAS
-    ]
+    rows = [*table()]
     for reason, is_so in IMPOSSIBLE.items():
-        if "Python 3.12" not in reason or sys.version_info < (3, 12):
-            assert any(is_so(*row) for row in table), reason
-    there = [row for row in table if possible(row)]
+        if "3.12" not in reason or sys.version_info < (3, 12):
+            assert any(map(is_so, rows)), reason
+    there, chosen = all_rows(), chosen_rows()
     assert {row[:4] for row in there} == {row[:4] for row in chosen}
     assert set().union(*map(pairs, there)) == set().union(*map(pairs, chosen))
+
+
+# ---- a portal: its threads take real time
+
+
+class Counts(LaneInstrument):
+    """Sets an event when so many jobs are there."""
+
+    def __init__(self, number: int, event: Any) -> None:
+        self.left = number
+        self.event = event
+
+    def job_submitted(self, job: Job[Any]) -> None:
+        self.left -= 1
+        if not self.left:
+            self.event.set()
+
+
+async def leave_with_a_thread_inside(door: Door, how: str, told: list[object]) -> None:
+    """Leave a block in which a job of a thread runs, and two wait; note what the thread is told."""
+    io, ended = door.io, door.io.Event()
+
+    async def body() -> str:
+        await ended.wait()
+        return "value"
+
+    async def fail() -> None:
+        raise Left
+
+    def work(portal: Any) -> None:
+        futures = [portal.submit(body), portal.submit(body)]
+        for get in (partial(portal.run, body), futures[0].result, futures[1].result):
+            try:
+                told.append(get())
+            except BaseException as error:
+                told.append(type(error))
+
+    around, error = io.CancelScope(), None
+    try:
+        async with io.open_nursery() as parent:
+            with around:
+                counts = Counts(3, io.Event())
+                async with door.lanes.open_lanes(
+                    {"main": 1, "b": 1}, instruments=[counts]
+                ) as lanes:
+                    thread = threading.Thread(target=work, args=(lanes.portal(),), daemon=True)
+                    thread.start()
+                    await counts.event.wait()
+                    if how == RETURN:
+                        ended.set()
+                        return
+                    if how == EXCEPTION:
+                        raise Left
+                    if how == SIBLING_JOB:
+                        lanes.start_soon(fail, lane="b")
+                    elif how == PARENT:
+                        parent.cancel_scope.cancel()
+                    elif how == CTRL_C:
+                        signal.raise_signal(signal.SIGINT)
+                    else:
+                        around.cancel()
+                    await io.sleep_forever()
+    except BaseException as exc:
+        error = exc
+    finally:
+        thread.join(REAL_PATIENCE)
+        assert not thread.is_alive()
+        assert lanes.jobs() == []
+    assert bool(around.cancelled_caught) == (how == BY_TASK)
+    expected = {EXCEPTION: {Left}, SIBLING_JOB: {Left}, CTRL_C: {door.interrupt}}.get(how, set())
+    assert {*map(type, leaves(error))} == expected
+    if isinstance(error, asyncio.CancelledError):
+        raise error  # so that `asyncio.run` raises a KeyboardInterrupt
+
+
+@pytest.mark.real_processes
+@pytest.mark.parametrize("name", ["trio", "asyncio"])
+@pytest.mark.parametrize("how", [BY_TASK, PARENT, SIBLING_JOB, CTRL_C, EXCEPTION, RETURN])
+def test_a_thread_at_a_portal_is_told_however_the_block_is_left(how: str, name: str) -> None:
+    told: list[object] = []
+    main = partial(leave_with_a_thread_inside, DOORS[name], how, told)
+    wrong: list[str] = []
+    with watched(wrong), pytest.raises(KeyboardInterrupt) if how == CTRL_C else nullcontext():
+        if name == "trio":
+            trio.run(main)
+        else:
+            asyncio.run(main())
+        if how == CTRL_C and name == "trio":
+            raise KeyboardInterrupt  # it was told in the block
+    assert not wrong
+    if how == RETURN:
+        assert told == ["value"] * 3
+    else:
+        assert {*told} == {JobCancelledError, LanesClosedError}
+        assert len(told) == 3
