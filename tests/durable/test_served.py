@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +36,8 @@ from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.codec import decode, encode
 from trio_lanes.durable._wire.server import serve
 from trio_lanes.durable._wire.sockets import SocketLink, connect_unix, serve_unix
+from trio_lanes.durable.acts.inspection import AllLanes, Check
+from trio_lanes.durable.acts.logs import DropLog
 from trio_lanes.durable.testing import durable_store_suite
 
 
@@ -422,6 +425,132 @@ async def test_a_call_that_is_under_way_when_the_store_is_closed_is_not_availabl
             await wait_all_tasks_blocked()
     (error,) = caught
     assert "is not open" in str(error)
+
+
+class Cut(Scripted):
+    """A server that is there once, until the test cuts the link."""
+
+    is_cut = False
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Any]:
+        if self.is_cut:
+            raise ConnectionRefusedError
+        async with super().connect():
+            yield self
+
+    def cut(self) -> None:
+        self.is_cut = True
+        self._replies.close()
+
+
+@asynccontextmanager
+async def cut_off(server: Cut) -> AsyncIterator[ServedStoreClient]:
+    """A client that may have no link at the end."""
+    with suppress(StoreUnavailableError):
+        async with scripted(server) as store:
+            yield store
+
+
+@pytest.mark.parametrize("question", [AllLanes(), Check()])
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_question_is_cancelled_at_once(
+    question: Any, is_cut: bool, autojump_clock: MockClock
+) -> None:
+    server = Cut()
+    async with cut_off(server) as store:
+        if is_cut:
+            server.cut()
+        with trio.move_on_after(2) as cancelled:
+            await store.look(question)
+        assert cancelled.cancelled_caught
+        assert trio.current_time() == 2
+
+
+async def test_an_act_is_not_cancelled_within_the_patience(autojump_clock: MockClock) -> None:
+    async with scripted(Scripted()) as store:
+        with trio.move_on_after(2), pytest.raises(StoreUnavailableError) as caught:
+            await store.do(DropLog("log"), "ticket")
+        assert caught.value.unknown
+        assert trio.current_time() == 5
+
+
+async def test_the_patience_of_a_long_call_counts_from_the_loss_of_the_link(
+    autojump_clock: MockClock,
+) -> None:
+    server = Cut()
+    async with cut_off(server) as store:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cut_later, server)
+            with pytest.raises(StoreUnavailableError) as caught:
+                await store.look(Check())
+            assert caught.value.unknown
+            assert trio.current_time() == 100 + 5
+            with pytest.raises(StoreUnavailableError):
+                await store.look(Check())
+            assert trio.current_time() == 100 + 5 + 5
+
+
+async def cut_later(server: Cut) -> None:
+    await trio.sleep(100)
+    server.cut()
+
+
+async def test_a_long_call_without_an_answer_ends_at_last(autojump_clock: MockClock) -> None:
+    async with scripted(Scripted()) as store:
+        with pytest.raises(StoreUnavailableError):
+            await store.look(Check())
+        assert trio.current_time() == 600
+
+
+async def test_all_calls_of_a_server_that_is_gone_for_good_fail_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    server, failed = Cut(), []
+
+    async def fails(call: Callable[[], Any], is_unknown: bool) -> None:
+        with pytest.raises(StoreUnavailableError, match="is gone: it has ended") as caught:
+            await call()
+        assert caught.value.final
+        assert caught.value.unknown is is_unknown
+        failed.append(trio.current_time())
+
+    with pytest.raises(StoreUnavailableError, match="is gone"):
+        async with scripted(server) as store:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fails, store.beat, True)
+                nursery.start_soon(fails, partial(store.wait, 1), True)
+                await wait_all_tasks_blocked()
+                store.give_up("it has ended")
+            await fails(store.beat, False)
+            server.cut()
+            await trio.sleep(1)
+            await fails(store.beat, False)
+    assert failed == [0, 0, 0, 1]
+
+
+async def test_lanes_whose_store_is_gone_for_good_end_at_once(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = InMemory()(tmp_path)
+    ended: list[float] = []
+
+    async def hangs(payload: Any) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_time())
+
+    with trio.CancelScope() as everything:
+        async with open_durable_lanes(store, {"hangs": hangs}, lease_ttl=3600) as lanes:
+            await lanes.submit("hangs")
+            await trio.sleep(1)
+            store.give_up("it has ended")
+            everything.cancel()
+            await trio.lowlevel.checkpoint()
+    assert ended == [1]
+    assert trio.current_time() < 2  # there is nobody who takes the reports
+    assert "the ends of 1 runs could not be reported within 0 s" in caplog.text
 
 
 async def test_a_connection_whose_opening_was_lost_is_closed() -> None:

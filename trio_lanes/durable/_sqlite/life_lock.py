@@ -29,20 +29,10 @@ def _path_of(store: Path, incarnation: str) -> str:
 
 def hold_life(store: Path, incarnation: str) -> None:
     """Hold the life lock of an incarnation of this process, until the process ends."""
-    import fcntl  # which Windows lacks, where no file is served
-
     path = _path_of(store, incarnation)
     try:
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            _held.append(descriptor)
-            with suppress(
-                BlockingIOError, FileNotFoundError
-            ):  # another process looks, or clears up
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                    return
-            os.close(_held.pop())
+        while not _take(path):
+            pass  # another process looks at the file in this moment, or has removed it
     except OSError as error:
         logger.warning(
             "%s cannot be locked: %s; if the parent of this process dies, the jobs that this"
@@ -51,6 +41,24 @@ def hold_life(store: Path, incarnation: str) -> None:
             error,
         )
         forget_life(store, incarnation)
+
+
+def _take(path: str) -> bool:
+    import fcntl  # which Windows lacks, where no file is served
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    is_held = False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_held = os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    finally:
+        if is_held:
+            _held.append(descriptor)
+        else:
+            os.close(descriptor)
+    return is_held
 
 
 def forget_life(store: Path, *incarnations: str) -> None:
