@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 import anyio
+import outcome
 import pytest
+import trio
 
 from trio_lanes import (
     Job,
@@ -18,7 +20,8 @@ from trio_lanes import (
     LaneInstrument,
     current_job,
 )
-from trio_lanes.aio import open_lanes
+from trio_lanes.aio import open_durable_lanes, open_lanes
+from trio_lanes.durable import MemoryStore
 
 pytestmark = pytest.mark.asyncio_only
 
@@ -166,7 +169,8 @@ async def with_a_callback(coro: Coroutine[Any, Any, Any]) -> Any:
     task, parent = asyncio.create_task(coro), asyncio.current_task()
     assert parent is not None
     task.add_done_callback(lambda _: parent.cancelled())
-    task.add_done_callback(print_nothing)
+    for callback in (print_nothing, partial(print_nothing), [task].remove, parent.cancel):
+        task.add_done_callback(callback)
     return task
 
 
@@ -489,3 +493,38 @@ async def test_lanes_inside_a_body_wait_for_its_job() -> None:
             return "refused"
 
         assert await lanes.run(body, session="ann") == "refused"
+
+
+async def test_a_task_of_trios_is_waited_for_by_its_job_as_always() -> None:
+    async with open_lanes({"main": 2, "cron": 1}) as lanes:
+
+        async def waits() -> None:
+            await lanes.trio.run(trio.sleep, 0, session="ann")
+
+        async def body() -> str:
+            with pytest.RaisesGroup(LaneDeadlockError):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(waits)
+            return "refused"
+
+        job = lanes.trio.submit_nowait(body, session="ann")
+        await lanes.wait_idle()
+        assert job.outcome == outcome.Value("refused")
+
+
+async def test_a_handler_of_durable_lanes_may_forget_a_task_that_waits_for_other_lanes() -> None:
+    tasks: list[asyncio.Task[str]] = []
+    async with open_lanes() as lanes:
+
+        async def outer() -> str:
+            return await lanes.run(asyncio.sleep, 1, "value")
+
+        async def handler(payload: str) -> str:
+            tasks.append(asyncio.create_task(outer()))
+            inside = asyncio.create_task(outer()) if payload == "waits" else None
+            return await asyncio.gather(inside) if inside else "forgot"  # type: ignore[return-value]
+
+        async with open_durable_lanes(MemoryStore(), {"it": handler}) as durable:
+            assert await (await durable.submit("it", "waits")).wait() == ["value"]
+            assert await (await durable.submit("it", "forgets")).wait() == "forgot"
+            assert await asyncio.gather(*tasks) == ["value", "value"]

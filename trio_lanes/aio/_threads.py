@@ -39,10 +39,10 @@ async def to_thread(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
             raise cancelled or asyncio.CancelledError
         if cancelled is None:
             return result.unwrap()
-        if isinstance(result, outcome.Error):
+        if isinstance(result, outcome.Error):  # pragma: no cover - see `Enduring.outlast`
             come_again(cancelled)
             result.unwrap()
-        raise cancelled
+        raise cancelled  # pragma: no cover - see `Enduring.outlast`
     finally:
         del result, cancelled  # this frame is in the traceback of the error
 
