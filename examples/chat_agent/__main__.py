@@ -18,6 +18,7 @@ import trio
 from .builtin_model import BuiltinModel
 from .chat import run_chat
 from .commands import MAX_LIMIT, NAME
+from .keys import hide_in, secret, without_secrets
 from .limits import Limits, LimitsError
 from .model import Model
 from .shutdown import INTERRUPTED
@@ -178,18 +179,19 @@ def _crowd(options: argparse.Namespace) -> Crowd:
 @asynccontextmanager
 async def _open_model(word_delay: float) -> AsyncIterator[Model | str]:
     """Open the model that the environment selects, or return the error of the environment."""
-    base_url = os.environ.get("OPENAI_BASE_URL", "")
+    base_url = hide_in(os.environ.get("OPENAI_BASE_URL", ""))
     name = os.environ.get("OPENAI_MODEL", "")
     if not base_url:  # a key alone selects no endpoint: the demo stays offline
         yield BuiltinModel(word_delay)
     elif not _is_url(base_url):
-        yield f"OPENAI_BASE_URL must be a URL such as http://127.0.0.1:8000/v1, not {base_url!r}"
+        shown = without_secrets(repr(base_url))
+        yield f"OPENAI_BASE_URL must be a URL such as http://127.0.0.1:8000/v1, not {shown}"
     elif not name:
         yield "OPENAI_BASE_URL is set, so OPENAI_MODEL must be set as well"
     else:
         from .openai_model import OpenAIModel
 
-        key = os.environ.get("OPENAI_API_KEY", "")
+        key = secret("OPENAI_API_KEY")
         async with OpenAIModel.open(base_url, key, name, bundled_tools().values()) as model:
             yield model
 

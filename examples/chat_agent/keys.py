@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from base64 import b64encode
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -44,6 +45,9 @@ def hide_in(url: str) -> str:
     try:
         parts = urlsplit(url)
         given = [unquote(parts.password or ""), parts.password or ""]
+        if parts.password:  # so it is in a header
+            pair = f"{unquote(parts.username or '')}:{given[0]}"
+            given.append(b64encode(pair.encode()).decode())
     except ValueError:  # no URL, so all of it may be secret
         hide(url)
         return url

@@ -24,6 +24,7 @@ from trio_lanes import JobTimeoutError, Lanes, current_job
 from trio_lanes.agents import Emit, run_tools
 from trio_lanes.agents import ToolCall as Running
 
+from .keys import what, without_secrets
 from .model import ToolCall
 from .tools import ToolError, argument_of, bundled_tools
 
@@ -185,7 +186,7 @@ class ToolServer:
         except MCPError as error:
             if error.code == CONNECTION_CLOSED or error.message == "Session terminated":
                 self._lost.set()  # the call may have done something, and is not repeated
-            raise ToolError(str(error)) from error
+            raise ToolError(without_secrets(str(error))) from None
         text = "\n".join(getattr(part, "text", "") for part in result.content)
         return text, bool(result.is_error)
 
@@ -232,8 +233,8 @@ class ToolServer:
             cause = error
             while isinstance(cause, ExceptionGroup):
                 cause = cause.exceptions[0]
-            self._why = str(cause)
-            logger.warning("the connection to the server %s has failed: %r", self._label, cause)
+            self._why = what(cause)
+            logger.warning("the connection to the server %s has failed: %s", self._label, self._why)
         finally:
             lost.set()
             if not attempt.is_set():

@@ -23,12 +23,16 @@ from starlette.responses import JSONResponse, Response
 from trio_lanes.durable import DurableLanes, KeyConflictError, NoRetry, current_job
 from trio_lanes.durable import DurableRun as Run
 
+from ..chat_agent.keys import hide_in, secret
 from ..openai_api.errors import Refused
 from ..openai_api.http import json_of, raw_of
 from .replies import (
     APIS,
     LARGEST,
+    NEVER_SENT,
+    NO_TEXT,
     NOT_SENT,
+    ArrivalUnknownError,
     LaterError,
     check,
     parts_of,
@@ -43,25 +47,32 @@ Answer = Callable[[str, str], Awaitable[str]]  # from the session and the text
 
 
 class Hooks:
-    """The endpoint, and the handler of its jobs. Secrets come from the environment.
+    """The endpoint, and the handler of its jobs. Secrets come from the environment, once.
 
     Args:
       answer: answers a text in a session; `ConnectionError` if that may be tried again.
+
+    Raises:
+      SecretError: if what a variable has cannot be a secret.
     """
 
     def __init__(self, answer: Answer, client: httpx2.AsyncClient) -> None:
         self.durable: DurableLanes  # set when it is open, before the first request
         self._answer: Final = answer
         self._client: Final = client
+        self._secrets: Final = {chat: secret(f"{chat.upper()}_SECRET") for chat in CHECKS}
+        self._tokens: Final = {chat: secret(f"{chat.upper()}_TOKEN") for chat in CHECKS}
+        self._bases: Final = {
+            chat: hide_in(os.environ.get(f"{chat.upper()}_API", APIS[chat])) for chat in CHECKS
+        }
 
     async def receive(self, request: Request) -> Response:
         """Check a delivery, accept its message, and acknowledge it."""
         raw = await raw_of(request)  # also if it is refused, so that the connection goes on
         chat = request.path_params["chat"]
-        secret = os.environ.get(f"{chat.upper()}_SECRET", "")
-        if chat not in CHECKS or not secret:
+        if not (key := self._secrets.get(chat)):
             raise Refused(404, "there is no such hook, or its secret is not set")
-        if not CHECKS[chat](secret, request.headers, raw):
+        if not CHECKS[chat](key, request.headers, raw):
             raise Refused(401, "the signature is not valid")
         body = json_of(raw)
         match body:
@@ -90,7 +101,9 @@ class Hooks:
         assert run.session is not None
         chat, known = payload["chat"], run.checkpoint_data
         if known is None:
-            text = await self._answer(run.session, payload["text"])
+            text = NO_TEXT
+            if payload["text"] is not None:
+                text = await self._answer(run.session, payload["text"])
             known = {"parts": parts_of(text, LARGEST[chat]), "next": 0, "is": READY}
             if not known["parts"]:
                 raise NoRetry("the answer is empty")
@@ -113,21 +126,25 @@ class Hooks:
             await run.checkpoint(known | {"is": READY})
             raise
         except Exception as error:
+            # the store keeps the reason: the text of a library may have the token
+            why = str(error) if isinstance(error, ArrivalUnknownError) else type(error).__name__
             if replaces_itself(chat, place):
-                raise
+                raise ArrivalUnknownError(why) from None
             await run.checkpoint(known | {"is": FAILED})
-            raise NoRetry(f"the reply may have arrived, but: {error!r}") from error
+            raise NoRetry(f"the reply may have arrived, but: {why}") from None
         known = known | {"next": place + 1, "is": READY}
         if known["next"] < len(known["parts"]):
             await run.checkpoint(known)
         return known
 
     async def _send(self, chat: str, to: Json, text: str, place: int) -> None:
-        token = os.environ.get(f"{chat.upper()}_TOKEN", "")
-        base = os.environ.get(f"{chat.upper()}_API", APIS[chat])
-        request = request_of(chat, to, text, place, base, token)
+        base, token = self._bases[chat], self._tokens[chat]
+        asked = request_of(chat, to, text, place, base, token)
         try:
-            response = await self._client.request(**request)
+            response = await self._client.send(self._client.build_request(**asked))
+        except NEVER_SENT as error:
+            why = f"the reply was not sent, for the request cannot be made: {type(error).__name__}"
+            raise NoRetry(why) from None
         except NOT_SENT as error:
-            raise LaterError(f"{chat} cannot be reached: {error}") from error
+            raise LaterError(f"{chat} cannot be reached: {type(error).__name__}") from None
         check(chat, response)

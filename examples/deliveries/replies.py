@@ -9,6 +9,7 @@ import httpx2
 from trio_lanes import retry_after
 from trio_lanes.durable import NoRetry, Retry
 
+from ..chat_agent.keys import without_secrets
 from .shapes import Json
 
 APIS: Final = {
@@ -22,6 +23,10 @@ FOR_NOW: Final = (429, 503, "ratelimited", "rate_limited", "service_unavailable"
 REPLY_SECONDS: Final = 15.0  # for a service to answer a request
 AGAIN_SECONDS: Final = 10.0  # before a reply is sent again, if the service does not say when
 NOT_SENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+NEVER_SENT: Final = (  # no time makes a request of it
+    httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError,
+)  # fmt: skip
+NO_TEXT: Final = "I can read text only: please write it."
 
 
 class LaterError(Retry):
@@ -105,7 +110,7 @@ def check(chat: str, response: httpx2.Response) -> None:
         body = None
     body = body if isinstance(body, dict) else {}
     reason = body.get("error") or body.get("description") or body.get("message") or ""
-    answer = f"{chat} answered {response.status_code} {reason}".rstrip()
+    answer = without_secrets(f"{chat} answered {response.status_code} {reason}".rstrip())
     if response.is_success and (chat != "slack" or body.get("ok") is True):
         return
     refused = response.is_client_error

@@ -46,32 +46,58 @@ def _same(one: str, other: str) -> bool:
 
 # What is no question is not in it: an edit, a deletion, a link that unfurls, a member that joins.
 SUBTYPES: Final = (None, "file_share", "me_message", "thread_broadcast")
-Found = tuple[str, str, str, Json] | None  # the key, the session, the text, and where it goes
+# the key, the session, the text (None: a message to answer that has none), and where the reply goes
+Found = tuple[str, str, str | None, Json] | None
 
 
 def _read_slack(body: Json) -> Found:
     event = body["event"]
     is_message = event["type"] in ("message", "app_mention") and event.get("subtype") in SUBTYPES
-    if not is_message or event.get("bot_id") or not event.get("user") or not event.get("text"):
+    is_direct = event.get("channel_type") == "im"
+    has_more = is_direct and (event.get("files") or event.get("attachments"))
+    text = event.get("text") or None
+    if not is_message or event.get("bot_id") or not event.get("user") or not (text or has_more):
         return None
     channel, ts = event["channel"], event["ts"]
-    thread = event.get("thread_ts", ts)
-    to = {"channel": channel, "thread_ts": thread}
     # a message that mentions the bot comes as two events, which have the time in common
-    return f"{channel}-{ts}", f"slack-{channel}-{thread}", event["text"], to
+    key, session, to = f"{channel}-{ts}", f"slack-{channel}", {"channel": channel}
+    thread = event.get("thread_ts")
+    if not is_direct:  # in a channel each message begins a thread
+        thread = thread or ts
+        session = f"{session}-{thread}"
+    return key, session, text, to | ({"thread_ts": thread} if thread else {})
+
+
+# what a person sends that has no text; all else without one is news of the chat, as that a person
+# has joined
+WITHOUT_TEXT: Final = (
+    "animation", "audio", "contact", "dice", "document", "location", "photo", "poll", "sticker",
+    "story", "video", "video_note", "voice",
+)  # fmt: skip
 
 
 def _read_telegram(body: Json) -> Found:
-    message = body.get("message") or {}
-    # an anonymous administrator has no `from`
-    if not message.get("text") or message.get("from", {}).get("is_bot"):
+    business = body.get("business_message")
+    message = body.get("message") or body.get("channel_post") or business or {}
+    # an anonymous administrator, and a channel, have no `from`
+    sender, chat = message.get("from", {}), message.get("chat", {})
+    text = message.get("text") or message.get("caption")
+    # an album is several messages, of which one has the text
+    is_direct = chat.get("type") == "private" and not message.get("media_group_id")
+    has_more = is_direct and any(name in message for name in WITHOUT_TEXT)
+    if sender.get("is_bot") or not (text or has_more):
         return None
-    to = {"chat_id": message["chat"]["id"]}
+    to = {"chat_id": chat["id"]}
     # other groups have the number of a thread, too, but refuse it in a reply
     if topic := message.get("is_topic_message") and message["message_thread_id"]:
         to["message_thread_id"] = topic
     session = f"telegram-{to['chat_id']}-{topic or 0}"
-    return str(body["update_id"]), session, message["text"], to
+    if business:
+        if sender["id"] != chat["id"]:  # it is what the owner of the account has written
+            return None
+        to["business_connection_id"] = business["business_connection_id"]
+        session = f"{session}-{to['business_connection_id']}"
+    return str(body["update_id"]), session, text, to
 
 
 def _read_discord(body: Json) -> Found:

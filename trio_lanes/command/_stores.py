@@ -23,8 +23,13 @@ def find_store(named: str, make: bool = False) -> Store:
     scheme, colon, rest = named.partition(":")
     if not colon or scheme not in _OPENERS or not rest:
         known = ", ".join(f"{scheme}:{what}" for scheme, (what, _) in _OPENERS.items())
-        raise CommandError(f"{named!r} does not name a store; use: {known}")
+        raise CommandError(f"{_shown(named)} does not name a store; use: {known}")
     return _OPENERS[scheme][1](rest, make)
+
+
+def _shown(named: str) -> str:
+    """Return a name that is none, for people; not if it may have a password."""
+    return "this" if "@" in named or "=" in named else repr(named)
 
 
 def sqlite_file(named: str) -> Path:
@@ -35,7 +40,7 @@ def sqlite_file(named: str) -> Path:
     """
     scheme, _, path = named.partition(":")
     if scheme != "sqlite" or not path:
-        raise CommandError(f"{named!r} does not name a SQLite file; use: sqlite:PATH")
+        raise CommandError(f"{_shown(named)} does not name a SQLite file; use: sqlite:PATH")
     return Path(path).absolute()
 
 

@@ -44,6 +44,8 @@ async def error_of(store: PostgresStore) -> StoreError:
     ("dsn", "options", "says"),
     [
         ("not a dsn", {}, "connection string"),
+        ("postgresql://me:a/b@host/app", {}, "connection string"),
+        ("host=x port=5432,5433 dbname=a@b", {"namespace": "Big"}, "namespace"),
         ("dbname=x", {"namespace": "Big"}, "namespace"),
         ("dbname=x", {"namespace": "pg_lanes"}, "namespace"),
         ("dbname=x", {"patience": 0}, "patience"),

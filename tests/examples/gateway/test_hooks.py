@@ -16,7 +16,7 @@ from starlette.routing import Route
 from trio.testing import MockClock
 
 from examples.deliveries.hooks import BEGUN, FAILED, READY, Hooks
-from examples.deliveries.replies import AGAIN_SECONDS, APIS, parts_of
+from examples.deliveries.replies import AGAIN_SECONDS, APIS, NO_TEXT, parts_of
 from examples.openai_api.errors import error
 from examples.openai_api.http import guarded
 from trio_lanes.durable import (
@@ -221,11 +221,16 @@ async def test_one_message_of_slack_that_comes_as_two_events_is_answered_once(
     ("more", "texts"),
     [
         ({"from": None, "sender_chat": {"id": -5}}, ["hello"]),  # an anonymous administrator
-        ({"text": None, "photo": [{}], "caption": "hello"}, []),
+        ({"text": None, "photo": [{}], "caption": "hello"}, ["hello"]),
+        ({"text": None, "photo": [{}]}, [NO_TEXT]),
+        ({"text": None, "sticker": {}}, [NO_TEXT]),
+        ({"text": None, "photo": [{}], "media_group_id": "1"}, []),  # another one has the caption
+        ({"text": None, "photo": [{}], "chat": {"id": 77, "type": "group"}}, []),
+        ({"text": None, "new_chat_members": [{}]}, []),
         ({"from": {"id": 1, "is_bot": True}}, []),
     ],
 )
-async def test_a_message_of_telegram_without_sender_or_text_is_acknowledged(
+async def test_each_message_of_telegram_that_is_for_the_bot_has_one_reply(
     autojump_clock: MockClock, more: dict[str, Any], texts: list[str]
 ) -> None:
     async with hooked() as here:
@@ -233,6 +238,78 @@ async def test_a_message_of_telegram_without_sender_or_text_is_acknowledged(
         edit = {"update_id": 2, "edited_message": {"text": "hello"}}
         assert (await here.deliver(**telegram(2) | {"json": edit})).status_code == 200
     assert here.chats.texts == texts
+
+
+async def test_posts_of_channels_and_messages_to_a_business_are_answered(
+    autojump_clock: MockClock,
+) -> None:
+    sessions: list[str] = []
+
+    async def answer(session: str, text: str) -> str:
+        sessions.append(session)
+        return text
+
+    async with hooked(answer) as here:
+        post = {"chat": {"id": -9, "type": "channel"}, "text": "post"}
+        customer = {"id": 7, "is_bot": False}
+        business = {"chat": {"id": 7, "type": "private"}, "business_connection_id": "bc"}
+        bodies: list[dict[str, Any]] = [
+            {"channel_post": post},
+            {"business_message": business | {"from": customer, "text": "a customer"}},
+            {"business_message": business | {"from": {"id": 1}, "text": "the owner"}},
+            {"business_message": business | {"from": customer, "voice": {}}},
+        ]
+        for number, body in enumerate(bodies):
+            update = {"json": body | {"update_id": number}}
+            assert (await here.deliver(**telegram(0) | update)).status_code == 200
+    assert here.chats.bodies == [
+        {"chat_id": -9, "text": "post"},
+        {"chat_id": 7, "business_connection_id": "bc", "text": "a customer"},
+        {"chat_id": 7, "business_connection_id": "bc", "text": NO_TEXT},
+    ]
+    assert sessions == ["telegram--9-0", "telegram-7-0-bc"]
+
+
+async def test_a_direct_channel_of_slack_is_one_session(autojump_clock: MockClock) -> None:
+    sessions: list[str] = []
+
+    async def answer(session: str, text: str) -> str:
+        sessions.append(session)
+        return text
+
+    def direct(number: int, **more: Any) -> Any:
+        event = said("hello", ts=f"{number}.0", channel="D1", channel_type="im", **more)
+        return slack({n: v for n, v in event.items() if v is not None}, number)
+
+    async with hooked(answer) as here:
+        await here.deliver(**direct(1, thread_ts=None))
+        await here.deliver(**direct(2, thread_ts=None))
+        await here.deliver(**direct(3, thread_ts="1.0"))
+        picture = said("", ts="4.0", channel="D1", channel_type="im", files=[{}], thread_ts="1.0")
+        await here.deliver(**slack(picture | {"subtype": "file_share"}, 4))
+        await here.deliver(**slack(said("", ts="5.0", files=[{}]), 5))  # in a channel: not asked
+        await here.deliver(**slack(said("first", ts="6.0", thread_ts="6.0"), 6))
+        await here.deliver(**slack(said("second", ts="7.0", thread_ts="7.0"), 7))
+    assert sessions == ["slack-D1"] * 3 + ["slack-C1-6.0", "slack-C1-7.0"]
+    assert [body.get("thread_ts") for body in here.chats.bodies] == [
+        None, None, "1.0", "1.0", "6.0", "7.0",
+    ]  # fmt: skip
+    assert here.chats.texts == ["hello"] * 3 + [NO_TEXT, "first", "second"]
+
+
+@pytest.mark.parametrize(
+    "fault", [httpx2.InvalidURL("SECRET"), httpx2.UnsupportedProtocol("SECRET"),
+              httpx2.LocalProtocolError("SECRET")],
+)  # fmt: skip
+async def test_a_reply_whose_request_cannot_be_made_did_not_arrive(
+    fault: Exception, autojump_clock: MockClock
+) -> None:
+    async with hooked() as here:
+        here.chats.answers.append(fault)
+        await here.deliver(**telegram(1))
+        (why,) = await here.failed()
+    assert "was not sent" in why
+    assert "SECRET" not in why
 
 
 async def test_a_reply_in_telegram_goes_to_a_topic_and_not_to_another_thread(

@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Final, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import psycopg
 import trio
@@ -65,11 +65,7 @@ class PostgresStore(SqlStore):
         make: bool = True,
     ) -> None:
         super().__init__(max_payload, patience)
-        try:
-            where = conninfo.conninfo_to_dict(dsn)
-        except psycopg.ProgrammingError as error:
-            text = str(error).strip()
-            raise ValueError(f"dsn is not a connection string of PostgreSQL: {text}") from None
+        where = _read(dsn)
         if not _NAMESPACE.fullmatch(namespace) or namespace.startswith("pg_"):
             raise ValueError(
                 "namespace must be at most 40 lower-case letters, digits and _, not begin with a "
@@ -192,3 +188,24 @@ class PostgresStore(SqlStore):
                 self._reader.close()
                 raise
             return found
+
+
+def _read(dsn: str) -> dict[str, Any]:
+    """Return the parts of a connection string.
+
+    Raises:
+      ValueError: if it is none. Neither its text, nor that of libpq, is in the error: what is not
+        understood may be the password.
+    """
+    try:
+        found = conninfo.conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        found = {"port": "?"}
+    ports = str(found.get("port", "")).replace(",", "")
+    # a password with a slash, as it is, would be read as a port and a database
+    if (ports and not ports.isdigit()) or ("://" in dsn and "@" in str(found.get("dbname", ""))):
+        raise ValueError(
+            "dsn is not a connection string of PostgreSQL: use postgresql://USER@HOST:PORT/DATABASE"
+            ", where signs such as / @ % of a password are encoded, or key=value"
+        )
+    return found

@@ -93,8 +93,11 @@ def read_address(url: str) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ValueError(f"the url of a Valkey store cannot be read: {error}") from None
+    except ValueError:  # its text may have the password
+        raise ValueError(
+            "the url of a Valkey store cannot be read: look at its port, and for a / in the "
+            "password, which is encoded as %2F"
+        ) from None
     if parts.scheme not in SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise ValueError(f"the url of a Valkey store begins with one of {known}")
@@ -129,5 +132,6 @@ def _database(parts: SplitResult, path: str) -> int:
     if not text:
         return 0
     if not text.isascii() or not text.isdigit():
-        raise ValueError(f"the database of a Valkey store is a number, not {text!r}")
+        # the text may have the password, if the slashes are wrong
+        raise ValueError("the database of a Valkey store is a number: valkey://HOST:PORT/NUMBER")
     return int(text)
