@@ -26,12 +26,12 @@ class SharedTokenRequest:
         limiter: trio.CapacityLimiter,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         after_act: Callable[[Callable[[], None]], None],
-        came: Callable[[], None],
+        changed: Callable[[], None],
     ) -> None:
         self._limiter: Final = limiter
         self._spawn: Final = spawn
         self._after_act: Final = after_act  # calls a function that may run code of others
-        self._came: Final = came  # a batch: a token is here
+        self._changed: Final = changed  # a batch: a token is here, or went back unused
         self._wanted: AnyJob | None = None  # the head that lacks only a token
         self._held: AnyJob | None = None  # the job on whose behalf a token came, until it is used
         self._asking = False  # whether the task exists
@@ -50,7 +50,7 @@ class SharedTokenRequest:
             self._limiter.acquire_on_behalf_of_nowait(job)
         except (trio.WouldBlock, RuntimeError):
             # A RuntimeError: the job holds a token already, which came in this tick. The task that
-            # asked for it has yet to run, and will call `came`.
+            # asked for it has yet to run, and will report it.
             self.ask_for(job)
             return False
         self._wanted = None
@@ -102,8 +102,10 @@ class SharedTokenRequest:
                 self._scope = None
                 if self._held is not None:
                     self._wanted = None
-                    self._came()
-                    self.give_back()
+                    self._changed()
+                    if self._held is not None:
+                        self.give_back()
+                        self._changed()  # the head waits for something else than a token by now
         finally:
             self._asking = False
             self._scope = None

@@ -2,24 +2,27 @@
 
 An actor holds all but the first of its waiting jobs for the same cause at each time: it is paused,
 or it runs as many as it may, or others are before them. It keeps one account of that, and a job
-notes how the account stood when it came, and when it left. Only the first has a cause of its own.
-Nothing is added up before `Job.waits` is read.
+notes how the account stood when it came, and when it left. Only the first has a cause of its own,
+or one that it shares with the first jobs of other lanes of its group, in a `GroupAccount`. Nothing
+is added up before `Job.waits` is read.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, final
 
 if TYPE_CHECKING:
+    from .group import Group
     from .job import AnyJob
 
 _ROUNDING: Final = 1e-9  # seconds
 
-Mark: TypeAlias = tuple[str, float, float, float]
-"""How an account stands: its cause, since when, and the seconds up to then in which it was paused,
-and in which it was full."""
+Mark: TypeAlias = tuple[str, float, float, float, float]
+"""How an account stands: its cause, since when, the seconds up to then in which it held its jobs
+for the first and for the second of its causes, and until when a rate does: from then on others are
+before the jobs."""
 
 Own: TypeAlias = tuple[str, float]
 """A cause of one job, and until when it holds: from then on others are before the job."""
@@ -32,37 +35,65 @@ the account of that part stood at its end; the account of this part, None if the
 it stood at the begin, or None: the job has a cause of its own; that cause; when this part began.
 """
 
+HeadKey: TypeAlias = tuple[str, Any]
+"""What the heads of an account of a group have in common: the label of their lanes, and their
+costs; or None, of heads that the rates of their own lanes hold."""
+
 SHARED: Final[Own] = ("", math.inf)
 """In the place of a cause of its own: the job waits for what the others of the account wait for."""
 
 
-@final
 class Account:
     """For how long an actor has held its jobs so far, by its pauses and as it was full."""
 
-    __slots__ = ("head", "mark")
+    __slots__ = ("follows", "head", "mark")
+
+    causes: ClassVar[tuple[str, str]] = ("pause", "session")
 
     def __init__(self, now: float) -> None:
         # Of all but the head. The causes are "order", "pause" and "session"
-        self.mark: Mark = ("order", now, 0.0, 0.0)
+        self.mark: Mark = ("order", now, 0.0, 0.0, math.inf)
         self.head: AnyJob | None = None  # if it has a cause of its own
+        self.follows: GroupAccount | None = None  # if it shares that with heads of other lanes
 
     def turn(self, cause: str, now: float) -> None:
         """Hold the jobs for ``cause`` from now on."""
-        held, since, paused, full = self.mark  # as `_read`, on the way of every job that waits
+        held, since, paused, full, _ = self.mark  # as `_read`, on the way of every job that waits
         if held == "session":
             full += now - since
         elif held == "pause":
             paused += now - since
-        self.mark = (cause, now, paused, full)
+        self.mark = (cause, now, paused, full, math.inf)
+
+
+@final
+class GroupAccount(Account):
+    """For how long a group has held the heads of those of its lanes that wait for the same."""
+
+    __slots__ = ("followers", "group", "key")
+
+    causes: ClassVar[tuple[str, str]] = ("group", "rate")
+
+    def __init__(self, now: float, group: Group, key: HeadKey) -> None:
+        super().__init__(now)
+        self.group: Final = group
+        self.key: Final = key
+        self.followers = 0  # lanes whose heads share it
+
+    def hold(self, cause: str, now: float, until: float = math.inf) -> None:
+        """Hold the heads for ``cause`` from now on; for a rate ``until`` that has refilled."""
+        if self.mark[0] != cause or self.mark[4] != until:
+            self.mark = (cause, now, *_read(self.mark, now), until)
 
 
 def _read(mark: Mark, at: float) -> tuple[float, float]:
-    """Return the seconds of pauses, and as the actor was full, up to ``at``."""
-    cause, since, paused, full = mark
-    if cause == "pause":
-        return paused + at - since, full
-    return (paused, full + at - since) if cause == "session" else (paused, full)
+    """Return the seconds of the two causes of an account up to ``at``."""
+    cause, since, first, second, until = mark
+    if cause in ("pause", "group"):
+        return first + at - since, second
+    if cause in ("session", "rate"):
+        return first, second + max(0.0, min(at, until) - since)
+    return first, second
 
 
 def added_up(log: Log, until: float) -> dict[str, float]:
@@ -73,7 +104,7 @@ def added_up(log: Log, until: float) -> dict[str, float]:
     while isinstance(rest, tuple):
         rest, mark_before, account, first_mark, own, since = rest
         if account is not None and since < until:
-            _add_part(seconds, since, until, own, first_mark, mark)
+            _add_part(seconds, since, until, own, account.causes, first_mark, mark)
         until, mark = since, mark_before
     for cause, more in (rest or {}).items():
         seconds[cause] = seconds.get(cause, 0.0) + more
@@ -84,15 +115,16 @@ def _add_part(
     seconds: dict[str, float],
     since: float,
     until: float,
-    own: tuple[str, float],
+    own: Own,
+    causes: tuple[str, str],
     first: Mark | None,
     last: Mark | None,
 ) -> None:
     parts = [(own[0], min(until, own[1]) - since)]
     if first is not None:
         assert last is not None
-        (paused, full), (before, full_before) = _read(last, until), _read(first, since)
-        parts = [("pause", paused - before), ("session", full - full_before)]
+        ends, begins = _read(last, until), _read(first, since)
+        parts = [(causes[n], ends[n] - begins[n]) for n in (0, 1)]
     in_order = until - since
     for cause, part in parts:
         if part > 0:

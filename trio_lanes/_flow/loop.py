@@ -381,8 +381,9 @@ class Scheduler:
                     self._set_clock(clocks.popitem()[0])
                 else:
                     break
-            if self._moved or self.accounts.changed:
-                self.accounts.settle(self.now)
+            accounts = self.accounts
+            if self._moved or accounts.changed or accounts.acted:
+                accounts.settle(self.now)
         except BaseException as error:
             self.broke_down(error)
             raise
@@ -461,7 +462,7 @@ class Scheduler:
     def _serve_group(self, group: Group) -> None:
         group.touched = False
         if self._accounting:
-            self.accounts.changed.update(dict.fromkeys(group.lanes))
+            self.accounts.acted[group] = None
         job = group.next_start(self.now)
         if job is not None:
             self._start(job)
@@ -582,7 +583,7 @@ class Scheduler:
                 else:  # other jobs are before this one
                     if self._accounting:
                         self.accounts.place(job, self.now)
-                        if self.accounts.changed:
+                        if self.accounts.changed:  # no group has acted
                             self.accounts.settle(self.now)
                     self.serving = False
             elif self._accounting:
@@ -743,6 +744,8 @@ class Scheduler:
         """Send ``job``, which its session has taken out, to the mailbox of its global lane."""
         if job._slot is QUEUED:
             job._lane.readmit(job, self._next_return())
+            if self._accounting:  # it may come before the head, in a full lane that is not served
+                self.accounts.changed[job._lane] = None
             return
         job._lane.receive(job, arrival or self._next_arrival())
         if job._log is not None:
@@ -1449,11 +1452,11 @@ class Scheduler:
             self.break_deadlocks(deadlock.start_of(job))
 
     def _ask_for_tokens(self, lane: LaneActor, limiter: trio.CapacityLimiter) -> SharedTokenRequest:
-        def came() -> None:
+        def changed() -> None:
             with self.batch():
                 lane.touch()
 
-        return SharedTokenRequest(limiter, self.spawn, self.after_act, came)
+        return SharedTokenRequest(limiter, self.spawn, self.after_act, changed)
 
 
 def _forget_delay(job: AnyJob) -> None:

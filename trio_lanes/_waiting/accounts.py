@@ -3,10 +3,15 @@
 Time passes between batches only, so what counts is how things stand when a batch ends. All but the
 first job of an actor wait for the same, and note how its account stands when they come and go; the
 first has a cause of its own. In a plain lane, and in a session, both change only with what the loop
-does there, which then calls `look_at_lane` and `look_at_session`. The cause of another lane's head
-may change with each act in its group, or in a lane that shares its limiter: these lanes are looked
-at when the batch ends (``changed``), after the jobs that came to another place (``moved``). So an
-act costs the same however many jobs wait, and nothing where none does.
+does there, which then calls `look_at_lane` and `look_at_session`. Other lanes are looked at when
+the batch ends (``changed``), after the jobs that came to another place (``moved``).
+
+With each act in a group the causes of the heads of all its lanes may change. But it holds the heads
+of one label and the same costs for the same, so these share an account of the group (`_shared`);
+those that the rates of their own lanes hold share one, too, since before that they wait for tokens
+of the group. These accounts are looked at after each batch with an act in the group (``acted``).
+Only lanes that share a limiter with others are looked at one by one. So an act costs the same
+however many jobs and lanes wait, unless the costs of all heads differ, and nothing where none does.
 """
 
 from __future__ import annotations
@@ -14,11 +19,12 @@ from __future__ import annotations
 import math
 from typing import Final, final
 
+from .._actors.group import Group
 from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import WAITING
-from .._actors.wait_log import SHARED, Account, Own, added_up
+from .._actors.wait_log import SHARED, Account, GroupAccount, HeadKey, Own, added_up
 
 _PAUSE, _SLOTS, _GROUP, _RATE, _ORDER, _DELAY, _ROOM = (
     (cause, math.inf) for cause in ("pause", "slots", "group", "rate", "order", "delay", "room")
@@ -35,6 +41,12 @@ class Accounts:
         """Jobs that have come to another place in this batch."""
         self.changed: Final[dict[LaneActor, None]] = {}
         """Lanes that may hold their jobs for other causes since this batch."""
+        self.acted: Final[dict[Group, None]] = {}
+        """Groups that may hold the heads of their lanes for other causes since this batch."""
+        # {group: {(label, costs of the heads): what they wait for}}
+        self._shared: Final[dict[Group, dict[HeadKey, GroupAccount]]] = {}
+        # {group: its lanes in which jobs wait, and that share their limiters}
+        self._apart: Final[dict[Group, dict[LaneActor, None]]] = {}
 
     def asked_for_room(self, job: AnyJob, now: float) -> None:
         """``job``, which is not submitted, waits for room."""
@@ -60,6 +72,11 @@ class Accounts:
             if job._state is WAITING:
                 self.place(job, now)
         self.moved.clear()
+        for group in self.acted:
+            for shared in self._shared.get(group, {}).values():
+                _hold_heads(shared, now)
+            self.changed.update(self._apart.pop(group, {}))
+        self.acted.clear()
         for lane in self.changed:
             if lane.account is not None:
                 self.look_at_lane(lane, lane.account, now)
@@ -84,7 +101,7 @@ class Accounts:
                 self.changed[lane] = None
         if log is None:
             job._log = (None, None, account, account.mark, SHARED, now)
-        elif log[2] is not account or account.head is not job:
+        elif account.head is not job or log[2] not in (account, account.follows):
             if in_lane:
                 job._log = (log, log[2].mark, account, account.mark, SHARED, now)
             else:  # it may come here again and again, and its log would grow
@@ -105,6 +122,7 @@ class Accounts:
     def look_at_lane(self, lane: LaneActor, account: Account, now: float) -> None:
         """Note who is the head of ``lane`` now, and for what it waits."""
         if not lane.waiting:
+            self._follow(account, None)
             lane.drop_account()
             return
         if lane.mailbox.count:
@@ -115,12 +133,50 @@ class Accounts:
         if head is not account.head:
             _follow_others(account, now)
             account.head = head
-        if head is None or head._state is not WAITING:
-            return  # a job that is readmitted has no log
+        if head is None or head._state is not WAITING:  # a job that is readmitted has no log
+            self._follow(account, None)
+            return
+        if lane.group is not None and not lane.paused:
+            if lane.token_request is not None:
+                self._apart.setdefault(lane.group, {})[lane] = None
+            elif lane.slots < lane.concurrency:
+                self._share(lane, lane.group, head, account, now)
+                return
         own = _PAUSE if lane.paused else _SLOTS
         if not (lane.plain or lane.paused):
             own = _cause_of_head(lane, head, now)
         _hold(head, account, own, now)
+        self._follow(account, None)
+
+    def _share(
+        self, lane: LaneActor, group: Group, head: AnyJob, account: Account, now: float
+    ) -> None:
+        """Let ``head`` wait as the heads of other lanes of the group do."""
+        by_own_rate = lane.rates.units and lane.rates.ready_at(head._costs, now) > now
+        key = lane.label, None if by_own_rate else frozenset(head._costs.items())
+        shared = self._shared.setdefault(group, {}).get(key)
+        if shared is None:
+            shared = self._shared[group][key] = GroupAccount(now, group, key)
+            _hold_heads(shared, now)
+        log = head._log
+        if log is None:
+            head._log = (None, None, shared, shared.mark, SHARED, now)
+        elif log[2] is not shared:
+            head._log = (added_up(log, now), None, shared, shared.mark, SHARED, now)
+        self._follow(account, shared)
+
+    def _follow(self, account: Account, shared: GroupAccount | None) -> None:
+        """Note with which others the head of ``account`` waits, and forget whom nobody follows."""
+        former, account.follows = account.follows, shared
+        if shared is not None:
+            shared.followers += 1
+        if former is not None:
+            former.followers -= 1
+            if not former.followers:
+                accounts = self._shared[former.group]
+                del accounts[former.key]
+                if not accounts:
+                    del self._shared[former.group]
 
     def look_at_session(self, session: SessionActor, account: Account, now: float) -> None:
         """``session`` may hold its jobs for another cause from now on."""
@@ -157,6 +213,20 @@ def _cause_of_head(lane: LaneActor, head: AnyJob, now: float) -> Own:
     return _ORDER
 
 
+def _hold_heads(shared: GroupAccount, now: float) -> None:
+    """Let the heads of ``shared`` wait from now on for what their group holds them for."""
+    group, (label, costs) = shared.group, shared.key
+    if not group.admits(label):
+        shared.hold("group", now)
+    elif costs is None:
+        shared.hold("rate", now)
+    # Else a head of another lane of the group is before them, now or later.
+    elif (when := group.rates.ready_at(dict(costs), now)) > now:
+        shared.hold("rate", now, when)
+    else:
+        shared.hold("order", now)
+
+
 def _hold(job: AnyJob, account: Account, own: Own, now: float) -> None:
     """Let ``job`` wait from now on for a cause of its own."""
     log = job._log
@@ -172,5 +242,7 @@ def _follow_others(account: Account, now: float) -> None:
     """Let the head of ``account``, if it waits there yet, wait as the others do."""
     head, account.head = account.head, None
     log = None if head is None or head._state is not WAITING else head._log
-    if head is not None and log is not None and log[4] is not SHARED and log[2] is account:
+    if head is None or log is None:
+        return
+    if log[2] is (account if log[4] is not SHARED else account.follows):
         head._log = (added_up(log, now), None, account, account.mark, SHARED, now)

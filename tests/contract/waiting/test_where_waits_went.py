@@ -209,3 +209,88 @@ async def test_times_that_are_no_binary_fractions_sum_up_as_well(
             assert job.started_at is not None
             total = math.fsum(job.waits.values())
             assert total == pytest.approx(job.started_at - job.submitted_at, abs=1e-15, rel=1e-15)
+
+
+# ---- what holds the first jobs of the lanes of a group
+
+
+async def test_the_heads_of_a_group_wait_for_its_tokens_and_then_for_its_rate(
+    autojump_clock: MockClock,
+) -> None:
+    lanes_of_it = {"a": 1, "b": 1, "own": LaneConfig(concurrency=2, rate=RateLimit(1, per=16))}
+    group = LaneGroup([*lanes_of_it], concurrency=1, rate=SLIDING)
+    async with open_lanes(lanes_of_it, groups={"g": group}, wait_accounting=True) as lanes:
+        lanes.submit_nowait(trio.sleep, 8, lane="own")
+        first = lanes.submit_nowait(trio.sleep, 1, lane="a")
+        second = lanes.submit_nowait(trio.sleep, 1, lane="b")
+        cheap = lanes.submit_nowait(trio.sleep, 1, lane="b", cost=0)
+        own = lanes.submit_nowait(trio.sleep, 1, lane="own")
+        await trio.sleep(10)
+        assert first.waits == second.waits == {"group": 8, "rate": 2}
+        assert cheap.waits == {"order": 10}
+        assert own.waits == {"group": 8, "rate": 2}
+        await trio.sleep(10)
+        assert own.waits == {"group": 8, "rate": 12}  # then that of the group
+        lanes.configure(groups={})
+        assert (first.started_at, second.started_at) == (20, 20)
+        await lanes.wait_idle()
+        assert first.waits == second.waits == {"group": 8, "rate": 12}
+        assert cheap.waits == {"order": 20, "slots": 1}
+
+
+async def test_a_head_that_is_taken_out_of_line_waits_for_something_of_its_own_again(
+    autojump_clock: MockClock,
+) -> None:
+    group = LaneGroup(["a", "b"], concurrency=1)
+    async with open_lanes({"a": 1, "b": 1}, groups={"g": group}, wait_accounting=True) as lanes:
+        lanes.submit_nowait(trio.sleep, 8, lane="a")
+        head = lanes.submit_nowait(trio.sleep, 1, lane="b", session="s")
+        await trio.sleep(2)
+        better = lanes.submit_nowait(trio.sleep, 1, lane="b", session="s", priority=1)
+        await trio.sleep(2)
+        assert head.blocked_by()[0].kind == "order"
+        assert head.waits == {"group": 2, "order": 2}
+        assert better.waits == {"group": 2}
+        better.cancel()
+        await trio.sleep(2)
+        assert head.waits == {"group": 4, "order": 2}
+        lanes.pause("b")
+        await trio.sleep(1)
+        assert head.waits == {"group": 4, "order": 2, "pause": 1}
+        lanes.resume("b")
+
+
+async def test_a_readmitted_job_may_come_before_the_head_of_a_full_lane(
+    autojump_clock: MockClock,
+) -> None:
+    async def again() -> None:
+        await this_job().readmit()
+
+    config = {"main": 1, "session:a": LaneConfig(rate=RateLimit(1, per=10, algorithm="sliding"))}
+    async with open_lanes(config, wait_accounting=True) as lanes:
+        lanes.submit_nowait(again, session="a")  # waits for the rate of its session
+        lanes.submit_nowait(trio.sleep, 100, session="b")
+        job = lanes.submit_nowait(trio.sleep, 1, session="c")
+        await trio.sleep(20)
+        assert job.blocked_by()[0].kind == "order"
+        assert job.waits == {"slots": 10, "order": 10}
+
+
+async def test_a_token_of_a_shared_limiter_that_comes_too_early_leaves_the_cause_to_the_rate(
+    autojump_clock: MockClock,
+) -> None:
+    limiter = trio.CapacityLimiter(1)
+    config = {"shared": LaneConfig(limiter=limiter), "other": 1}
+    group = LaneGroup([*config], rate=RateLimit(1, per=9, algorithm="sliding"))
+    async with open_lanes(config, groups={"g": group}, wait_accounting=True) as lanes:
+        await lanes.run(trio.sleep, 0, lane="other", cost=0)
+        async with limiter:
+            job = lanes.submit_nowait(trio.sleep, 1, lane="shared")
+            await trio.sleep(1)
+            assert job.waits == {"slots": 1}
+            lanes.submit_nowait(trio.sleep, 0, lane="other")  # takes what the rate has
+            await trio.sleep(1)
+            assert job.waits == {"slots": 2}
+        await trio.sleep(1)
+        assert job.waits == {"slots": 2, "rate": 1}
+        assert job.blocked_by()[0].kind == "rate"
