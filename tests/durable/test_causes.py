@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.programs import PATIENCE
+from trio_lanes import LaneConfig
 from trio_lanes.durable import (
     DurableBlocker,
     MemoryStore,
@@ -68,7 +70,9 @@ async def test_an_instance_without_a_lease_whose_process_has_ended_does_not_live
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = SqliteStore(tmp_path / "jobs.db", synchronous="NORMAL", patience=PATIENCE)
-    async with open_durable_lanes(store, {"waits": waits}, capacity=1, grace=0) as lanes:
+    async with open_durable_lanes(
+        store, {"waits": waits}, {"main": 9}, capacity=1, grace=0
+    ) as lanes:
         first = await lanes.submit("waits", session="s")
         behind = await lanes.submit("waits", session="s")
         while await lanes.running("s") is None:  # noqa: ASYNC110
@@ -85,6 +89,45 @@ async def test_an_instance_without_a_lease_whose_process_has_ended_does_not_live
         assert (cause.kind, cause.advice) == ("instance", "start a worker")
         (cause,) = await lanes.root_causes(behind.id)
         assert (cause.kind, cause.jobs) == ("gone", (first.id,))
+
+
+async def test_of_many_instances_without_room_three_are_named(autojump_clock: MockClock) -> None:
+    store = MemoryStore()
+    async with AsyncExitStack() as stack:
+        lanes = await stack.enter_async_context(
+            open_durable_lanes(store, {"waits": waits}, {"main": 9}, capacity=1, grace=0)
+        )
+        for _ in range(3):
+            other = open_durable_lanes(
+                store.another(), {"waits": waits}, {"main": 9}, capacity=1, grace=0
+            )
+            await stack.enter_async_context(other)
+        jobs = [await lanes.submit("waits") for _ in range(5)]
+        await trio.sleep(10)
+        (cause,) = await lanes.root_causes(jobs[-1].id)
+        assert cause.root.startswith("room of an instance: ")
+        assert cause.root.count(" runs 1, ") == 3
+        assert cause.root.endswith(" runs 1, ...")
+
+
+async def test_with_aging_those_that_go_later_are_not_counted_as_before_a_job(
+    autojump_clock: MockClock,
+) -> None:
+    main = LaneConfig(concurrency=1, aging=1.0)
+    async with open_durable_lanes(
+        MemoryStore(), {"waits": waits}, {"main": main}, grace=0
+    ) as lanes:
+        await lanes.submit("waits")
+        await trio.sleep(1)
+        await lanes.submit("waits", priority=-1)
+        job = await lanes.submit("waits")
+        await lanes.submit("waits", priority=1)
+        await trio.sleep(100)
+        await lanes.submit("waits")  # behind the job of the lower priority, which has waited longer
+        (order,) = [
+            blocker for blocker in await lanes.blocked_by(job.id) if blocker.kind == "order"
+        ]
+        assert order.before == 1
 
 
 def test_a_reason_is_a_sentence_about_the_job() -> None:

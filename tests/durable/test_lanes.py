@@ -32,6 +32,7 @@ from trio_lanes.durable import (
     SqliteStore,
     StoreLockedError,
     StoreRules,
+    StoreUnavailableError,
     Submission,
     SubmittedJob,
     UnknownHandlerError,
@@ -596,6 +597,31 @@ async def test_a_store_that_does_not_answer_holds_up_the_end_for_some_seconds_on
             await wait_all_tasks_blocked()
             scope.cancel()
     assert trio.current_time() == GIVE_UP_AFTER
+
+
+async def test_a_drain_waits_for_a_store_that_is_away_for_some_seconds_where_only_reports_are_left(
+    autojump_clock: MockClock,
+) -> None:
+    class Away(LateStore):
+        away = False
+
+        async def step(self, *args: Any) -> Any:
+            if self.away:
+                raise StoreUnavailableError("it is away")
+            return await self.memory.step(*args)
+
+    store = Away()
+
+    async def sleeps(payload: Any) -> None:
+        await trio.sleep(1)
+        store.away = True
+
+    async with open_durable_lanes(store, {"sleeps": sleeps}) as lanes:
+        await lanes.submit("sleeps")
+        await trio.sleep(2)
+        with trio.fail_after(1000):
+            await lanes.drain()
+        assert trio.current_time() == 2 + 2 * GIVE_UP_AFTER
 
 
 async def test_a_claim_that_arrives_when_the_lanes_are_cancelled_is_given_back() -> None:

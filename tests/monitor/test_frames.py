@@ -533,3 +533,19 @@ async def test_the_row_of_a_lane_has_the_root_of_its_longest_wait(
         assert (await longest(0.1))["main"] is None
         lanes.reset()
         lanes.clear()
+
+
+async def test_a_job_that_is_seen_to_want_its_lent_slot_back_has_that_step(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_lanes({"main": 1}) as lanes, looking(page(lanes)) as viewer:
+        job = lanes.submit_nowait(lends, "approval", 1)
+        await trio.lowlevel.checkpoint()
+        lanes.submit_nowait(trio.sleep, 3)
+        await trio.sleep(2)
+        assert job.slot == "wanted"
+        await job.wait_done()
+        await viewer.next()
+        records = [record for frame in viewer.frames for record in frame["ended"]]
+        (steps,) = [record["steps"] for record in records if record["id"] == job.id]
+        assert [state for _, state in steps] == ["lent", "wanted", "held"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal, FloatOperation, localcontext
 from fractions import Fraction
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_lanes._limits.calendar import CalendarWindow, window_end
+from trio_lanes._limits.calendar import CalendarWindow, utc_offsets, window_end
 from trio_lanes._limits.meters import Mark
 from trio_lanes._limits.rate import RateLimit, Rates, costs_of
 
@@ -262,3 +262,15 @@ def test_a_decimal_of_no_amount_costs_nothing() -> None:
     with pytest.raises(ValueError, match="limit must be above 0"):
         RateLimit(Decimal(0))
     assert timedelta(hours=25).total_seconds() == RateLimit(1, per="day").longest
+
+
+def test_the_offsets_for_a_script_say_since_when_local_time_is_ahead_by_how_much() -> None:
+    assert utc_offsets("Asia/Kolkata") == [(0, 19_800)]
+    berlin = utc_offsets("Europe/Berlin")
+    assert berlin[0] == (0, 3600)
+    summer, winter = (
+        round(datetime(2026, month, day, 1, tzinfo=UTC).timestamp())
+        for month, day in ((3, 29), (10, 25))
+    )
+    assert (summer, 7200) in berlin
+    assert (winter, 3600) in berlin

@@ -1,0 +1,128 @@
+"""Lookups of tables at the edge: what is equal, what comes first, what is read anew from a file.
+
+Each is looked up in the tables in memory, which define it, and in those of a SQLite file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from trio_lanes.durable import DurableSchedule, DurableState
+from trio_lanes.durable._contract.records import SubmittedJob
+from trio_lanes.durable._memory.tables import MemoryTables
+from trio_lanes.durable._rules.job_record import JobRecord
+from trio_lanes.durable._rules.request import Request
+from trio_lanes.durable._sqlite.schema import fill
+from trio_lanes.durable._sqlite.tables import SqliteTables
+
+Opened = Callable[[], Any]
+"""Returns tables that have read nothing yet, where they are in a file."""
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
+    if request.param == "memory":
+        kept = MemoryTables()
+        yield lambda: kept
+        return
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        fill(connection)
+        last: list[SqliteTables] = []
+
+        def open() -> SqliteTables:
+            while last:
+                last.pop().commit(0.0)
+            last.append(SqliteTables(connection, ":memory:"))
+            last[0].begin()
+            return last[0]
+
+        yield open
+
+
+def job(id: int, **changes: Any) -> JobRecord:
+    plain: dict[str, Any] = {
+        "id": id,
+        "name": "echo",
+        "lane": "main",
+        "session": None,
+        "priority": 0,
+        "payload": "1",
+        "timeout": 5.0,
+        "state": DurableState.WAITING,
+        "submitted_at": 0.0,
+    }
+    return JobRecord(**{**plain, **changes})
+
+
+def running(id: int, **changes: Any) -> JobRecord:
+    return job(id, state=DurableState.RUNNING, instance="me", **changes)
+
+
+def test_a_schedule_is_due_at_its_time(opened: Opened) -> None:
+    tables = opened()
+    for id, due in ((1, 5.0), (2, 4.0), (3, 5.1)):
+        submitted = SubmittedJob(name="echo", payload="1", lane="main", session=None)
+        schedule = DurableSchedule(name=f"daily {id}", job=submitted, every=1.0, id=id, next=due)
+        tables.put_schedule(schedule)
+    assert [schedule.id for schedule in tables.schedules_due(5.0, 10)] == [2, 1]
+
+
+def test_a_job_is_over_at_the_time_at_which_it_expires(opened: Opened) -> None:
+    tables = opened()
+    tables.insert(job(1, expires=5.0))
+    tables.insert(job(2, expires=5.1))
+    assert [found.id for found in tables.due(5.0, 10)] == [1]
+
+
+def test_marks_are_forgotten_when_the_last_of_their_meter_is_replenished(opened: Opened) -> None:
+    tables = opened()
+    tables.put_marks("meter", [(0.0, 1)], 10, 5.0)
+    tables.put_marks("meter", [(1.0, 1)], 10, 10.0)
+    tables.forget_unused(7.0)
+    assert list(tables.marks("meter")) == [(0.0, 1), (1.0, 1)]
+    tables.forget_unused(10.0)
+    assert list(tables.marks("meter")) == []
+
+
+def test_a_lane_is_suspected_for_a_job_that_ran_in_one_crash(opened: Opened) -> None:
+    tables = opened()
+    tables.insert(job(1, lane="main", crashed_with=1))
+    tables.insert(job(2, lane="side"))
+    assert set(opened().suspected()) == {"main"}
+
+
+def test_of_two_jobs_of_a_key_the_first_is_found(opened: Opened) -> None:
+    tables = opened()
+    for id, fence in ((1, 0), (2, 0), (3, 7), (4, 8)):
+        tables.insert(job(id, coalesce="key", fence=fence))
+    assert tables.coalesced("key", begun=False).id == 1
+    assert tables.coalesced("key", begun=True).id == 3
+
+
+def test_the_first_holder_of_a_lane_is_that_of_the_first_fence(opened: Opened) -> None:
+    tables = opened()
+    tables.insert(running(1, fence=9))
+    tables.insert(running(2, fence=8))
+    tables.insert(running(3, fence=7, lent=1))
+    assert opened().first_holder("main").id == 2
+
+
+def test_a_request_that_is_served_says_since_when(opened: Opened) -> None:
+    tables = opened()
+    tables.put_request(Request(1, "lock key", "me", "false", since=1.0))
+    tables.put_request(Request(1, "lock key", "me", "false", served=3.0, since=2.0))
+    request = opened().request(1)
+    assert (request.served, request.since) == (3.0, 2.0)
+
+
+def test_the_suspects_of_an_instance_are_read_from_the_file(opened: Opened) -> None:
+    tables = opened()
+    tables.insert(running(1, crashed_with=1))
+    tables.insert(running(2))
+    count, suspects = opened().runs().count_and_suspects("me")
+    assert (count, [suspect.id for suspect in suspects]) == (2, [1])
