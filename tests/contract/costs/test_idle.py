@@ -135,27 +135,6 @@ async def test_a_lane_has_no_more_tasks_than_jobs_that_run(autojump_clock: MockC
             await lanes.wait_idle()
 
 
-async def test_a_session_lane_comes_with_its_first_job_and_goes_with_its_last(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_lanes({"main": 1}) as lanes:
-        session = lanes.session("alice")
-        assert repr(session)
-        assert (session.waiting, session.active, session.paused) == (0, 0, False)
-        assert lanes.clear("session:alice") == 0
-        assert lanes.reset("session:alice") == 0
-        await lanes.wait_idle("session:alice")
-        assert lanes.sessions() == []
-        for _ in range(2):
-            session.submit_nowait(trio.sleep, 1)
-        assert lanes.sessions() == ["alice"]
-        await trio.sleep(1.5)
-        assert lanes.sessions() == ["alice"]
-        await lanes.wait_idle()
-        assert lanes.sessions() == []
-        assert lanes.statistics().sessions == 0
-
-
 def total_of_objects() -> int:
     gc.collect()
     return len(gc.get_objects())
@@ -195,19 +174,6 @@ async def test_very_many_session_keys_leave_nothing_behind(
         assert total_of_objects() - objects_before < 500
         assert grown < 50_000  # bytes, that is ten for each key
         assert lanes.lane("main").statistics().finished == 2000 + n + n // 10
-
-
-async def test_thirty_thousand_session_keys_come_and_go(autojump_clock: MockClock) -> None:
-    async with open_lanes({"main": 8}) as lanes:
-        most = 0
-        for i in range(30_000):
-            lanes.start_soon(nothing, session=f"key {i}")
-            if i % 1000 == 999:
-                most = max(most, lanes.statistics().sessions)
-                await lanes.wait_idle()
-                assert lanes.sessions() == []
-        assert lanes.lane("main").statistics().finished == 30_000
-        assert most == 1000
 
 
 async def test_many_sessions_that_ran_at_once_leave_no_more_than_a_few_spare_parts(

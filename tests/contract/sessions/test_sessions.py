@@ -1,6 +1,5 @@
 """Session lanes: they come and go, and have a pause of their own."""
 
-import gc
 from collections.abc import Callable
 from math import inf
 from typing import Any
@@ -151,45 +150,6 @@ async def test_a_task_that_waited_for_the_last_job_of_a_session_finds_its_lane_g
         for seconds in (0, 1):
             await lanes.run(trio.sleep, seconds, session="alice")
             assert lanes.sessions() == []
-
-
-def objects() -> int:
-    """How many objects there are that can refer to others."""
-    gc.collect()
-    return len(gc.get_objects())
-
-
-@pytest.mark.slow
-async def test_very_many_sessions_leave_neither_lanes_nor_objects_behind(
-    autojump_clock: MockClock,
-) -> None:
-    async def nothing() -> None:
-        pass
-
-    async with open_lanes({"main": 100}) as lanes:
-
-        async def use(keys: range) -> None:
-            for key in keys:
-                lanes.start_soon(nothing, session=str(key))
-            assert lanes.statistics().sessions == len(keys)
-            await lanes.wait_idle()
-            assert lanes.sessions() == []
-
-        def use_and_clear(keys: range) -> None:
-            lanes.pause()
-            for key in keys:
-                lanes.start_soon(nothing, session=str(key))
-            assert lanes.statistics().sessions == len(keys)
-            assert lanes.clear() == len(keys)
-            assert lanes.sessions() == []
-            lanes.resume()
-
-        await use(range(1000))
-        use_and_clear(range(1000))
-        before = objects()
-        await use(range(1000, 6000))
-        use_and_clear(range(6000, 20_000))
-        assert objects() < before + 1000
 
 
 # ---- a session's own pause, bound and configuration
