@@ -52,6 +52,16 @@ def test_each_path_is_there() -> None:
     assert [path for path, is_there in zip(paths - made, there, strict=True) if not is_there] == []
 
 
+def test_each_promise_has_tests_that_are_there() -> None:
+    page = (ROOT / "docs/design-promises.md").read_text("utf-8")
+    rows = re.findall(r"^\| (?!promise|---)(.*?) \| (.*?) \|(?: (.*?))? \|$", page, re.M)
+    assert len(rows) > 25
+    for promise, about, by_chance in rows:
+        files = re.findall(r"`([\w/]+\.py)`", about + by_chance)
+        assert files, promise
+        assert [name for name in files if not (ROOT / "tests" / name).exists()] == [], promise
+
+
 def test_each_target_of_make_that_is_named_exists_and_each_that_exists_is_named() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     (phony,) = re.findall(r"^\.PHONY: \$\(VENV\) (.*)$", makefile, re.M)
