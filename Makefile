@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo gateway node-modules test test-fast test-lowest chaos check dist docs bench sizes clean
+.PHONY: $(VENV) demo gateway node-modules test test-all test-lowest fresh chaos check dist docs bench sizes clean
 
 # A stamp for each dependency group, so that a target installs what it needs and no more. The
 # stamp, not the folder, says that a group is complete: an installation that broke off is done
@@ -69,15 +69,22 @@ node-modules: $(NODE) $(NODE_CLIENTS)
 # Without npm the tests that need its packages are skipped, as is each test that wants for something.
 NPM := $(shell command -v npm)
 
-# Most tests of real processes wait, so there are more workers than cores. Coverage is measured of
-# all tests alone, and has no bound where something was missing (tests/conftest.py).
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * min(os.cpu_count() or 1, 8))')
-# A worker that a hanging test has ended is not replaced: pytest-xdist would wait for ever.
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# A worker that a test has ended is not replaced: pytest-xdist would wait for ever.
+PARALLEL := --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+CORES := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
+
+# What a stranger runs, and everybody at each change: a part that touches every layer, on a fifth of
+# the examples and seeds (tests/support/short.py). It wants for nothing but Python.
+test: $(call set,test)
+	CHAOS=$${CHAOS:-0.2} $(BIN)/python -m pytest -q --short -n $(CORES) $(PARALLEL) $(ARGS)
+
+# All tests. Most of those of real processes wait, so there are more workers than cores. Coverage is
+# measured of all tests alone, and has no bound where something was missing (tests/conftest.py).
+WORKERS ?= $(shell expr 2 '*' $(CORES))
 COVERAGE ?= $(if $(ARGS),,--cov --cov-report=term --cov-fail-under=100)
 
-test: $(call set,test) $(if $(NPM),$(NODE) $(NODE_CLIENTS))
-	$(BIN)/python -m pytest $(PARALLEL) $(COVERAGE) $(ARGS)
+test-all: $(call set,test-all) $(if $(NPM),$(NODE) $(NODE_CLIENTS))
+	$(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) $(COVERAGE) $(ARGS)
 
 # The same tests with the lowest versions that pyproject.toml allows, which uv can choose.
 LOWEST := $(VENV)-lowest
@@ -87,17 +94,17 @@ $(LOWEST)/.installed: pyproject.toml
 	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST) </dev/null >&2
 	@$(LOWEST)/bin/python -m pip install --quiet uv </dev/null >&2
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST) --resolution lowest-direct \
-		-r pyproject.toml --all-extras --group test --editable . </dev/null >&2
+		-r pyproject.toml --all-extras --group test-all --editable . </dev/null >&2
 	@touch $@
 
 test-lowest: $(LOWEST)/.installed
-	$(LOWEST)/bin/python -m pytest $(PARALLEL) $(ARGS)
+	$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(PARALLEL) $(ARGS)
 
-# The core's tests without real processes and without `slow` ones, on a fifth of the examples and
-# seeds: in half a minute, for use while one works.
-test-fast: $(call set,test)
-	CHAOS=0.2 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not slow and not real_processes" \
-		tests/contract tests/model tests/unit $(ARGS)
+# Ten times the examples and seeds of a usual run in each test that draws by chance, half of them
+# fresh: the head of the output names their seed (tests/support/fresh.py).
+fresh: $(call set,test-all)
+	CI=true CHAOS=10 $(BIN)/python -m pytest -n $(WORKERS) $(PARALLEL) \
+		-m "hypothesis or many_seeds or seeds" $(ARGS)
 
 # The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives,
 # processes that are killed 1,000 times each over PostgreSQL and Valkey and 300 times over a served
@@ -128,12 +135,12 @@ CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 	$(addsuffix ::$(CANCELLED_CALLS),tests/durable/test_patience.py \
 	tests/durable/postgres/test_faults.py tests/durable/valkey/test_faults.py)
 
-chaos: $(call set,test)
+chaos: $(call set,test-all)
 	CHAOS=20 THOROUGH=1 LIVES=$(LIVES) LIVES_PROCESSES=2 KILLS=$(KILLS) KILLS_SERVED=$(KILLS_SERVED) \
 		CANCELLED=$(CANCELLED) KILLS_SERVER=$(KILLS_SERVER) ROLLS=$(ROLLS) CUTS=$(CUTS) \
 		KILLS_GATEWAY=$(KILLS_GATEWAY) STOPS=$(STOPS) \
 		$(BIN)/pytest -rP -o faulthandler_timeout=0 tests/model $(CHAOTIC) $(ARGS)
-	THOROUGH=1 $(BIN)/pytest $(PARALLEL) -m thorough $(ARGS)
+	THOROUGH=1 $(BIN)/pytest -n $(WORKERS) $(PARALLEL) -m thorough $(ARGS)
 
 # pyright looks for packages with the first `python` on the path; and asks the network whether
 # there is a newer pyright, unless told not to.

@@ -28,7 +28,7 @@ import hypothesis
 import pytest
 import trio
 
-from tests.support import doors, fresh, hangs
+from tests.support import doors, fresh, hangs, short
 from tests.support.chaos import THOROUGH, examples
 from tests.support.fresh import IN_CI
 from tests.support.needs import WANT, missing, need
@@ -65,11 +65,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--scheduler-seed", type=int, default=0, help="added to every seed of Trio's scheduler"
     )
+    parser.addoption(
+        "--short", action="store_true", help="play the part of `make test` (tests/support/short.py)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(hangs)
     config.pluginmanager.register(fresh)
+    if config.getoption("--short"):
+        config.pluginmanager.register(short)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ import trio
 from trio.testing import MockClock
 
 from tests.agents.durable_stage import DurableStage, brief
-from tests.durable.postgres import clock as postgres_clock
 from tests.durable.postgres import server as postgres_server
 from tests.durable.valkey import clock as valkey_clock
 from tests.durable.valkey import server as valkey_server
@@ -39,7 +38,6 @@ from trio_lanes.durable import (
     JobDeadError,
     MemoryStore,
     PayloadError,
-    PostgresStore,
     RetryPolicy,
     SqliteStore,
     StoreUnavailableError,
@@ -94,6 +92,8 @@ def mock_clock(kind: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     server = request.getfixturevalue(kind)
     clock: Any
     if kind == "postgres":
+        from tests.durable.postgres import clock as postgres_clock
+
         clock = postgres_clock.StoreClock(server.dsn())
     else:
         clock = valkey_clock.StoreClock(server)
@@ -113,6 +113,8 @@ def stage(
     server = request.getfixturevalue(kind)
     if kind == "postgres":
         mock_clock.prepare(name)
+        from trio_lanes.durable import PostgresStore
+
         store: Any = PostgresStore(server.dsn(), namespace=name, patience=24)
     else:
         store = valkey_clock.on_test_time(ValkeyStore(server.url, namespace=name, patience=24))

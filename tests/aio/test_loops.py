@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 
@@ -22,12 +21,16 @@ from trio_lanes.aio import Lanes, open_lanes
 from trio_lanes.aio._guest import guest_here
 
 
-def loops() -> list[object]:
-    found: list[object] = [pytest.param(asyncio.SelectorEventLoop, id="asyncio")]
-    if sys.platform != "win32":
-        uvloop = pytest.importorskip("uvloop")
-        found.append(pytest.param(uvloop.new_event_loop, id="uvloop"))
-    return found
+def uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+LOOPS = [
+    pytest.param(asyncio.SelectorEventLoop, id="asyncio"),
+    pytest.param(uvloop, id="uvloop", marks=pytest.mark.needs("uvloop")),
+]
 
 
 class LoopWithoutReaders(asyncio.SelectorEventLoop):
@@ -63,7 +66,7 @@ async def work(lanes: Lanes) -> None:
     assert of_trio.outcome == outcome.Value(8)
 
 
-@pytest.mark.parametrize("new_loop", [*loops(), pytest.param(LoopWithoutReaders, id="a thread")])
+@pytest.mark.parametrize("new_loop", [*LOOPS, pytest.param(LoopWithoutReaders, id="a thread")])
 def test_lanes_work_in_any_loop_and_leave_no_thread(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
@@ -305,13 +308,12 @@ async def test_a_fixture(lanes):
             PYTEST_ASYNCIO,
             ["-o", "asyncio_default_fixture_loop_scope=function"],
             id="pytest-asyncio",
+            marks=pytest.mark.needs("pytest-asyncio"),
         ),
         pytest.param(ANYIO, ["-p", "no:asyncio"], id="anyio"),
     ],
 )
 def test_lanes_are_a_fixture_of_plugins(text: str, options: list[str], tmp_path: Path) -> None:
-    if text is PYTEST_ASYNCIO and find_spec("pytest_asyncio") is None:
-        pytest.skip("pytest-asyncio is not installed")
     (tmp_path / "test_it.py").write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:trio", *options]

@@ -1,16 +1,18 @@
 """What tests need besides packages of Python: servers, a browser, a compiler.
 
 A test that needs one has the mark ``needs("Chromium")``, or a fixture that calls `need`. Where it
-is missing the test is skipped; `make test` names what is missing at its start, and at its end how
-many tests were not run for want of it.
+is missing the test is skipped; `make test-all` names what is missing at its start, and at its end
+how many tests were not run for want of it.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,11 @@ WANT = "for want of "
 def chromium() -> str | None:
     """Return the path of the browser, if it is here."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def pgbouncer() -> str | None:
+    """Return the path of the pooler, which Debian does not put on the path of users."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
 def ipv6() -> bool:
@@ -49,6 +56,9 @@ HERE: dict[str, Callable[[], object]] = {
     "gcc": lambda: shutil.which("gcc"),
     "nginx": lambda: shutil.which("nginx") or Path("/usr/sbin/nginx").exists(),
     "IPv6": ipv6,
+    "PgBouncer": pgbouncer,
+    "uvloop": lambda: find_spec("uvloop"),
+    "pytest-asyncio": lambda: find_spec("pytest_asyncio"),
 }
 """Whether a thing is here, by its name."""
 

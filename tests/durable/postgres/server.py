@@ -1,4 +1,7 @@
-"""A PostgreSQL server of the tests: on a Unix socket in a folder of its own, ended by its pid."""
+"""A PostgreSQL server of the tests: on a Unix socket in a folder of its own, ended by its pid.
+
+psycopg is imported where a server is used: `make test` runs without it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import psycopg
 
 FAKETIME = next(iter(glob.glob("/usr/lib/*/faketime/libfaketime.so.1")), None)
 """Debian's libfaketime, if it is here."""
@@ -102,6 +103,8 @@ class Server:
 
     def start(self) -> None:
         """Start the server, and wait until it takes connections."""
+        import psycopg
+
         until = time.monotonic() + PATIENCE
         while True:
             if self._process is None or self._process.poll() is not None:
@@ -147,6 +150,8 @@ class Server:
 
     def run(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         """Execute a statement as superuser; again, if it was chosen to end a deadlock."""
+        import psycopg
+
         with psycopg.connect(self.dsn(database), autocommit=True) as connection:
             while True:
                 try:

@@ -1,6 +1,5 @@
 """The clock of the server is set, back or ahead: what waits for a time waits no longer, no less."""
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from trio_lanes.durable import (
 from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
 
 from .clock import EPOCH, TABLE, StoreClock
-from .server import FAKETIME, Server, programs
+from .server import Server, programs
 
 pytestmark = pytest.mark.real_processes
 HOUR = 3600
@@ -196,9 +195,8 @@ def test_a_newcomer_after_the_death_of_all_workers_knows_how_much_time_has_passe
     trio.run(all_dead, stage.bench, stage.clock.jump, clock=stage.clock)
 
 
+@pytest.mark.needs("libfaketime")
 async def test_the_real_clock_of_a_server_may_be_set(namespace: str, tmp_path: Path) -> None:
-    if FAKETIME is None and not os.environ.get("CI"):
-        pytest.skip("there is no libfaketime here; install Debian's package of that name")
     found = programs()
     assert found is not None
     server = Server(found)

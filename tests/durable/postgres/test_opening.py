@@ -1,8 +1,6 @@
 """What `PostgresStore` refuses when it is made or opened, and what it says to do."""
 
 import logging
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ import trio
 
 import trio_lanes.durable
 from tests.durable.deploys import deploy, deploy_after_a_kill
+from tests.support.needs import need, pgbouncer
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     PostgresStore,
@@ -259,10 +258,9 @@ async def test_the_isolation_level_of_a_role_is_not_that_of_the_store(
 @pytest.fixture
 def pooler(server: Server) -> Iterator[Callable[[str], str]]:
     """A function that starts PgBouncer in a mode before the server, and returns its dsn."""
-    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None and not os.environ.get("CI"):
-        pytest.skip("there is no PgBouncer here")
-    assert program is not None, "there is no PgBouncer here; install Debian's pgbouncer"
+    need("PgBouncer")
+    program = pgbouncer()
+    assert program is not None
     started: list[subprocess.Popen[bytes]] = []
 
     def start(mode: str) -> str:
