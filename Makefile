@@ -76,7 +76,7 @@ CORES := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 # What a stranger runs, and everybody at each change: a part that touches every layer, on a fifth of
 # the examples and seeds (tests/support/short.py). It wants for nothing but Python.
 test: $(call set,test)
-	CHAOS=$${CHAOS:-0.2} $(BIN)/python -m pytest -q --short -n $(CORES) $(PARALLEL) $(ARGS)
+	CHAOS=$${CHAOS:-0.2} $(BIN)/python -m pytest --short -n $(CORES) $(PARALLEL) $(ARGS)
 
 # All tests. Most of those of real processes wait, so there are more workers than cores. Coverage is
 # measured of all tests alone, and has no bound where something was missing (tests/conftest.py).

@@ -269,7 +269,7 @@ async def test_an_endpoint_that_says_nothing_is_silent_and_one_that_is_not_there
             assert "secret" not in str(raised.value)
 
 
-async def test_a_call_of_a_tool_that_nobody_offered_is_an_error_at_once(
+async def test_a_call_of_a_tool_that_was_not_offered_is_an_error_at_once(
     autojump_clock: MockClock,
 ) -> None:
     model = Script([ToolCall("1", "delete_all", "{}")])

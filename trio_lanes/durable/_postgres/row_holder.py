@@ -26,7 +26,7 @@ from .link import APPLICATION
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 _OF_CLIENT: Final = "wait_event IN ('ClientRead', 'ClientWrite')"
-_HOLDER: Final = (
+_FIND_HOLDER: Final = (
     "SELECT a.pid, a.usename, a.application_name, a.wait_event, a.state_change,"
     " a.application_name IN (%s, nullif(current_setting('application_name'), '')),"
     f" coalesce({_OF_CLIENT}, false),"
@@ -63,7 +63,7 @@ class RowHolder:
 
         Runs in the thread of the connection, which is in no transaction.
         """
-        found = connection.execute(self._named(_HOLDER), (APPLICATION,)).fetchone()
+        found = connection.execute(self._named(_FIND_HOLDER), (APPLICATION,)).fetchone()
         if found is None:
             return False  # it has gone on, or it is no session
         pid, user, application, waits_for, since, ours, of_client, still_for = found

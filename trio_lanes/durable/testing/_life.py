@@ -47,7 +47,7 @@ OpenStore: TypeAlias = Callable[[], AbstractAsyncContextManager[ClusterStore]]
 
 LANES: Final = {"main": 3, "cron": 1, "narrow": 1}
 SESSIONS: Final = (None, "a", "b", "c", "d")
-PAGE: Final = 1_000  # more jobs than any life has
+MORE_THAN_ALL: Final = 1_000  # more jobs than any life has
 PATIENT: Final = 1_000.0
 """Seconds after the last fault in which all jobs must have ended."""
 HANDLERS: Final = (
@@ -276,7 +276,7 @@ async def _play(life: Life, open_store: OpenStore) -> list[str]:
                     f"job {status.id} is stuck: {status.state.value}, {status.why} {status.name}"
                     f" on {status.instance}"
                 )
-        story.check_refused(await lanes.jobs(limit=PAGE))
+        story.check_refused(await lanes.jobs(limit=MORE_THAN_ALL))
         for quota in (await lanes.statistics(quota=BUDGET)).quotas:
             story.check_budget(int(quota.levels[0].used), int(quota.levels[0].granted))
         story.wrong += (await lanes.check()).problems

@@ -40,9 +40,9 @@ from ..acts.schedules import DropSchedule, FireSchedule, PauseSchedule, PutSched
 from ..store import Act, Question
 from ._bench import ERROR, STOP, Bench, Played, new_job, ticket
 
-LIMITS: Final = (RateLimit(10, per="day", unit="usd"),)
+DOLLARS_A_DAY: Final = (RateLimit(10, per="day", unit="usd"),)
 NO_LOCK: Final[tuple[None, tuple[RateLimit, ...], dict[str, int]]] = None, (), {}
-COUNTED: Final = LaneLimit(4, rates=(RateLimit(90, unit="tokens"),))
+TOKENS_A_MINUTE: Final = LaneLimit(4, rates=(RateLimit(90, unit="tokens"),))
 
 
 @attrs.frozen
@@ -97,7 +97,7 @@ async def enqueue_conflict(store: Played) -> Case:
 
 async def enqueue_uncounted(store: Played) -> Case:
     act = Enqueue([new_job(lane="cron", cost={"requests": 1, "tokens": 1})])
-    return Case(act, lambda: store.do(Configure({"cron": COUNTED}, None, {})))
+    return Case(act, lambda: store.do(Configure({"cron": TOKENS_A_MINUTE}, None, {})))
 
 
 async def acquire(store: Played) -> Case:
@@ -106,9 +106,9 @@ async def acquire(store: Played) -> Case:
 
 
 async def spend(store: Played) -> Case:
-    await store.do(Spend("refuses", LIMITS, {"usd": 8}))
-    act = Spend("refuses", LIMITS, {"usd": 5}, wait=False)
-    see = LevelsOf("refuses", LIMITS)
+    await store.do(Spend("refuses", DOLLARS_A_DAY, {"usd": 8}))
+    act = Spend("refuses", DOLLARS_A_DAY, {"usd": 5}, wait=False)
+    see = LevelsOf("refuses", DOLLARS_A_DAY)
     return Case(act, lambda: store.do(ResetQuota("refuses")), see, lambda levels: levels[0].used)
 
 
@@ -118,11 +118,11 @@ async def release(store: Played) -> Case:
 
 
 async def withdraw(store: Played) -> Case:
-    mine, see = ticket(), LevelsOf("withdrawn", LIMITS)
-    act = Spend("withdrawn", LIMITS, {"usd": 5})
+    mine, see = ticket(), LevelsOf("withdrawn", DOLLARS_A_DAY)
+    act = Spend("withdrawn", DOLLARS_A_DAY, {"usd": 5})
     await store.do(act, mine)
     return Case(
-        Withdraw(mine, "withdrawn", LIMITS, {"usd": 5}),
+        Withdraw(mine, "withdrawn", DOLLARS_A_DAY, {"usd": 5}),
         lambda: store.do(act),
         see,
         lambda levels: levels[0].used,
@@ -131,19 +131,19 @@ async def withdraw(store: Played) -> Case:
 
 
 async def settle(store: Played) -> Case:
-    _, at = await _asked(store, Spend("settled", LIMITS, {"usd": 1}))
+    _, at = await _asked(store, Spend("settled", DOLLARS_A_DAY, {"usd": 1}))
     assert at is not None
-    act, see = Settle("settled", LIMITS, at, {"usd": 2}), LevelsOf("settled", LIMITS)
+    act, see = Settle("settled", DOLLARS_A_DAY, at, {"usd": 2}), LevelsOf("settled", DOLLARS_A_DAY)
     return Case(act, lambda: store.do(ResetQuota("settled")), see, lambda levels: levels[0].used)
 
 
 async def grant(store: Played) -> Case:
-    act, see = Grant("granted", LIMITS, {"usd": 1}, "1"), LevelsOf("granted", LIMITS)
+    act, see = Grant("granted", DOLLARS_A_DAY, {"usd": 1}, "1"), LevelsOf("granted", DOLLARS_A_DAY)
     return Case(act, lambda: store.do(act), see, lambda levels: levels[0].granted)
 
 
 async def reset_quota(store: Played) -> Case:
-    spends, see = Spend("reset", LIMITS, {"usd": 4}), LevelsOf("reset", LIMITS)
+    spends, see = Spend("reset", DOLLARS_A_DAY, {"usd": 4}), LevelsOf("reset", DOLLARS_A_DAY)
     await store.do(spends)
     return Case(ResetQuota("reset"), lambda: store.do(spends), see, lambda levels: levels[0].used)
 
@@ -289,7 +289,7 @@ async def put_schedule_nowhere(store: Played) -> Case:
 async def put_schedule_uncounted(store: Played) -> Case:
     await store.do(Configure({"uncounted": LaneLimit(1)}, None, {}))
     act = PutSchedule(_schedule("costs", lane="uncounted", cost={"tokens": 1}))
-    made = Configure({"uncounted": COUNTED}, None, {})
+    made = Configure({"uncounted": TOKENS_A_MINUTE}, None, {})
     return Case(act, lambda: store.do(made), SchedulesOf("costs", None), lambda all: len(all[1]))
 
 
@@ -401,19 +401,19 @@ class TicketStories(Bench):
     async def test_a_withdrawal_takes_back_what_was_spent_and_what_waits(self) -> None:
         async with self.playing(lease_ttl=3600.0) as store:
             at_once, waits = ticket(), ticket()
-            assert (await _asked(store, Spend("q", LIMITS, {"usd": 8}), at_once))[0] == 0
-            request, at = await _asked(store, Spend("q", LIMITS, {"usd": 5}), waits)
-            last, _ = await _asked(store, Spend("q", LIMITS, {"usd": 6}))
+            assert (await _asked(store, Spend("q", DOLLARS_A_DAY, {"usd": 8}), at_once))[0] == 0
+            request, at = await _asked(store, Spend("q", DOLLARS_A_DAY, {"usd": 5}), waits)
+            last, _ = await _asked(store, Spend("q", DOLLARS_A_DAY, {"usd": 6}))
             assert at is None
-            await store.do(Withdraw(waits, "q", LIMITS, {"usd": 5}))
+            await store.do(Withdraw(waits, "q", DOLLARS_A_DAY, {"usd": 5}))
             assert await store.store.served(request) is None
-            await store.do(Withdraw(at_once, "q", LIMITS, {"usd": 8}))
+            await store.do(Withdraw(at_once, "q", DOLLARS_A_DAY, {"usd": 8}))
             assert await store.store.served(last) is not None
-            (level,) = await store.look(LevelsOf("q", LIMITS))
+            (level,) = await store.look(LevelsOf("q", DOLLARS_A_DAY))
             assert level.used == 6
             for mine, amount in ((at_once, 8), (waits, 5)):
                 with self.raises(StoreUnavailableError):
-                    await store.do(Spend("q", LIMITS, {"usd": amount}), mine)
+                    await store.do(Spend("q", DOLLARS_A_DAY, {"usd": amount}), mine)
 
     async def test_a_withdrawn_lock_is_free_for_the_next(self) -> None:
         async with self.playing(lease_ttl=3600.0) as store:
@@ -427,7 +427,7 @@ class TicketStories(Bench):
     async def test_an_act_that_comes_after_its_withdrawal_is_refused_and_not_done(self) -> None:
         async with self.playing(lease_ttl=3600.0) as store:
             for act, of in (
-                (Spend("q", LIMITS, {"usd": 8}), ("q", LIMITS, {"usd": 8})),
+                (Spend("q", DOLLARS_A_DAY, {"usd": 8}), ("q", DOLLARS_A_DAY, {"usd": 8})),
                 (Acquire("k", False), NO_LOCK),
             ):
                 mine = ticket()
@@ -435,16 +435,16 @@ class TicketStories(Bench):
                 for _ in range(2):
                     with self.raises(StoreUnavailableError):
                         await store.do(act, mine)
-            (level,) = await store.look(LevelsOf("q", LIMITS))
+            (level,) = await store.look(LevelsOf("q", DOLLARS_A_DAY))
             assert level.used == 0
             assert (await _asked(store, Acquire("k", False)))[1] is not None
 
     async def test_a_withdrawal_of_what_was_refused_changes_nothing(self) -> None:
         async with self.playing(lease_ttl=3600.0) as store:
             mine = ticket()
-            await store.do(Spend("q", LIMITS, {"usd": 8}))
+            await store.do(Spend("q", DOLLARS_A_DAY, {"usd": 8}))
             with self.raises(LaneError):
-                await store.do(Spend("q", LIMITS, {"usd": 5}, wait=False), mine)
-            await store.do(Withdraw(mine, "q", LIMITS, {"usd": 5}))
-            (level,) = await store.look(LevelsOf("q", LIMITS))
+                await store.do(Spend("q", DOLLARS_A_DAY, {"usd": 5}, wait=False), mine)
+            await store.do(Withdraw(mine, "q", DOLLARS_A_DAY, {"usd": 5}))
+            (level,) = await store.look(LevelsOf("q", DOLLARS_A_DAY))
             assert level.used == 8
