@@ -267,6 +267,7 @@ async def test_progress_is_shown_on_a_terminal_when_it_takes_long(
     autojump_clock: MockClock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_show, "Console", Terminal)
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one shows no progress
     async with _show.progress("at once", 10):
         await trio.sleep(0.4)
     assert capsys.readouterr().err == ""

@@ -51,7 +51,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", *where],
         cwd=ROOT,
-        env=environment | {"CI": "true"},
+        env=environment | {"CI": "true", "CHAOS": "1"},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
