@@ -5,6 +5,7 @@ import contextvars
 import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -373,7 +374,11 @@ def failing_factory(error: BaseException) -> Callable[..., asyncio.Task[Any]]:
 
 @pytest.mark.parametrize(
     ("factory", "error"),
-    [(old_factory, TypeError), (failing_factory(RuntimeError("refused")), RuntimeError)],
+    [
+        (old_factory, TypeError),
+        (lambda loop, coro, **options: SimpleNamespace(set_name=str), AttributeError),
+        (failing_factory(RuntimeError("refused")), RuntimeError),
+    ],
 )
 def test_a_job_whose_task_cannot_be_made_fails_and_others_go_on(factory: Any, error: Any) -> None:
     async def main() -> None:

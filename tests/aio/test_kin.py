@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -35,6 +36,13 @@ def plain_factory(
 # Python 3.12 has a factory that runs the first step of a task where it is made
 EAGER = [getattr(asyncio, n) for n in ("eager_task_factory",) if hasattr(asyncio, n)]
 with_tasks_of_all_kinds = pytest.mark.parametrize("factory", [None, plain_factory, *EAGER])
+
+
+SILENT = {
+    "main": LaneConfig(concurrency=4, warn_after=math.inf),
+    "cron": LaneConfig(concurrency=4, warn_after=math.inf),
+}
+"""Lanes that tell of no long wait, and so do not look at waits then."""
 
 
 def use(factory: Any) -> None:
@@ -253,7 +261,7 @@ async def test_a_wait_is_looked_at_again_when_another_of_its_job_begins_or_ends(
     factory: Any,
 ) -> None:
     use(factory)
-    async with open_lanes() as lanes:
+    async with open_lanes(SILENT) as lanes:
 
         async def body(other: Callable[[], Awaitable[object]]) -> object:
             task = asyncio.create_task(lanes.run(asyncio.sleep, 0, session="ann"))
@@ -274,7 +282,7 @@ async def test_a_wait_is_looked_at_again_when_another_of_its_job_begins_or_ends(
 @with_tasks_of_all_kinds
 async def test_a_wait_is_looked_at_again_when_a_limit_changes(factory: Any) -> None:
     use(factory)
-    async with open_lanes() as lanes:
+    async with open_lanes(SILENT) as lanes:
 
         async def body() -> object:
             task = asyncio.create_task(lanes.run(asyncio.sleep, 0, session="ann"))
@@ -287,6 +295,27 @@ async def test_a_wait_is_looked_at_again_when_a_limit_changes(factory: Any) -> N
         await asyncio.sleep(5)
         lanes.lane("cron").concurrency = 2
         assert await job.wait() == 5
+
+
+@with_tasks_of_all_kinds
+async def test_a_wait_is_looked_at_again_when_the_log_tells_that_it_is_long(
+    factory: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A body starts a task early, and awaits it later."""
+    use(factory)
+    async with open_lanes() as lanes:
+
+        async def body(seconds: float) -> float:
+            task = asyncio.create_task(lanes.run(asyncio.sleep, 0, session="ann"))
+            await asyncio.sleep(seconds)
+            with pytest.raises(LaneDeadlockError):
+                await task
+            return asyncio.get_running_loop().time()
+
+        assert await lanes.run(body, 1, session="ann") == 2
+        assert len(caplog.records) == 1
+        assert await lanes.run(body, 3, session="ann") == 6  # when it is twice as long
+        assert len(caplog.records) == 3
 
 
 @with_tasks_of_all_kinds

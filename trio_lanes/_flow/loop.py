@@ -201,7 +201,7 @@ class Scheduler:
         self.hooks_changed()
         self.view: Callable[[Actor], object] = lambda actor: actor  # makes the argument of hooks
         self.timers: Final = Timers(self.spawn, self.batch, self.after_act)
-        self._wait_warnings: Final = WaitWarnings(self.timers, hooks)
+        self._wait_warnings: Final = WaitWarnings(self.timers, hooks, self._look_at_waits)
         self.overdue: Final = Overdue(hooks, self.spawn)
 
         table = jobs_by_task()
@@ -1332,6 +1332,11 @@ class Scheduler:
                 self.break_deadlocks(deadlock.end_of(job))
             stuck = deadlock.stuck_jobs(self.waits)
         self.running.proved = not stuck
+
+    def _look_at_waits(self) -> None:
+        """A job waits long: look again at waits that were of no job when they began."""
+        if self.running.kin is not None:
+            self.running.kin.look_at_all()
 
     def break_deadlocks(self, goal: deadlock.Goal) -> None:
         """End waits in errors until ``goal`` can be reached."""

@@ -38,9 +38,11 @@ _LEAST: Final = 0.001  # seconds: a smaller value may vanish when added to the t
 class WaitWarnings:
     """Sets the timers of long waits, and writes the warnings."""
 
-    def __init__(self, timers: Timers, hooks: Hooks) -> None:
+    def __init__(self, timers: Timers, hooks: Hooks, when_long: Callable[[], object]) -> None:
+        """``when_long`` is called when a wait is so long that a line may be written."""
         self._timers: Final = timers
         self._hooks: Final = hooks
+        self._when_long: Final = when_long
         # {name of a lane: when the log had a line about it, and before when it has no other unless
         # another job waits longest}. By name, since a lane of a template may be another object by
         # then.
@@ -152,6 +154,7 @@ class WaitWarnings:
             waited = now - oldest._waiting_since
             self._quiet[lane.name] = now, now + max(_pause(lane), waited)
             self._drop_what_is_over(now)
+            self._when_long()
             causes = oldest.root_causes()
             if {cause.kind for cause in causes} <= {"rate", "pause"}:
                 return

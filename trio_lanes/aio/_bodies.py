@@ -155,7 +155,7 @@ class AsyncioBody:
         assert context is not None
         context.run(enter_job, job)
         # first: if it cannot be made, nothing has changed
-        self.task: Final = new_task(bodies.loop, self._run(), context, name=job.name)
+        self.task: Final = new_task(bodies.loop, self._run(), context, self._done, name=job.name)
         bodies.running[self] = None
         bodies.scheduler.running[job] = job
         bodies.kin.bodies[self.task] = job
@@ -163,7 +163,6 @@ class AsyncioBody:
         if job._options.limits_run:
             self.deadline = job._deadline
             bodies.scheduler.overdue.expect(job)
-        self.task.add_done_callback(self._done)
 
     async def _run(self) -> None:
         await own_turn(self._bodies.loop)

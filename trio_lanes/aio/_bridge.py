@@ -339,11 +339,10 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         await own_turn(loop)
         return await fn(*args)
 
-    task = new_task(loop, outside(), context)
+    task = new_task(loop, outside(), context, lambda _: trio.lowlevel.reschedule(waiting))
     if job is not None:
         table[job] = job
         kin.awaited_in_trio[task] = waiting
-    task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
     raise_cancel: Callable[[], NoReturn] | None = None
 
     def abort(raise_cancel_: Callable[[], NoReturn]) -> Abort:

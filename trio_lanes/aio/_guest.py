@@ -385,12 +385,18 @@ def new_task(
     loop: asyncio.AbstractEventLoop,
     coro: Coroutine[Any, Any, T],
     context: Context,
+    done: Callable[[asyncio.Task[T]], object],
     *,
     name: str | None = None,
 ) -> asyncio.Task[T]:
-    """Make a task of ``loop``. Raises what a task factory of the application raises."""
+    """Make a task of ``loop`` that calls ``done`` at its end.
+
+    Raises what a task factory of the application raises.
+    """
     try:
-        return loop.create_task(coro, name=name, context=context)
+        task = loop.create_task(coro, name=name, context=context)
+        task.add_done_callback(done)
+        return task
     except BaseException:
         coro.close()  # else a warning says that it was never awaited
         raise

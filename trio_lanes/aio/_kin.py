@@ -4,15 +4,16 @@ Theory of operation
 -------------------
 In Trio a job ends after all tasks inside of it, so the wait of each such task is a wait of the job.
 A task of asyncio may outlive the body that started it. So its wait is one of a job only if the
-body's own task waits for it: itself, or through what it awaits. Asyncio tells only who is told of
-the end of a task, by callbacks. `Kin.job_for` follows them, from the task that waits to the task of
-a body: a task that awaits it, `gather`, `wait`, `shield` and `wait_for`, and groups of tasks, whose
-block does not end before their tasks, in asyncio and in anyio.
+body's own task waits for it: itself, or through what it awaits. Asyncio knows only who is told of
+the end of a task, by callbacks. `AsyncioKin.job_for` follows them, from the task that waits to the
+task of a body: through a task that awaits it, `gather`, `wait`, `shield` and `wait_for`, and groups
+of tasks, whose block does not end before their tasks, in asyncio and in anyio.
 
-A wait of no job is *stray*: it is no part of the search for deadlocks, and gets no error. `Kin`
-looks at it again in the next turn of the loop, since an eager task runs before its parent awaits
-it; when another wait inside of the same job begins or ends; and when limits change. Of a wait that
-counts, it looks again before an error is given, and when limits change.
+A wait of no job is *stray*: it is no part of the search for deadlocks, and gets no error. It is
+looked at again in the next turn of the loop, since an eager task runs before its parent awaits it;
+when another wait inside of the same job begins or ends; when limits change; and when the log tells
+of a long wait, since the body may have begun to wait for the task, of which nothing tells. A wait
+that counts is looked at before an error is given, and with all others.
 
 Alternatives: by the context alone, a task that is started and forgotten gets a `LaneDeadlockError`
 for a wait that ends with the body. From the body down to what it awaits, a group of tasks cannot be
@@ -40,17 +41,17 @@ if TYPE_CHECKING:
 Future = asyncio.Future[Any]
 
 
-def kin_here() -> Kin:
+def kin_here() -> AsyncioKin:
     """Return what knows the tasks of this guest run."""
     table = jobs_by_task()
     if table.kin is None:
-        table.kin = Kin(table, asyncio.get_running_loop())
-    assert isinstance(table.kin, Kin)
+        table.kin = AsyncioKin(table, asyncio.get_running_loop())
+    assert isinstance(table.kin, AsyncioKin)
     return table.kin
 
 
 @final
-class Kin:
+class AsyncioKin:
     """The tasks of one guest run, and the stray waits."""
 
     def __init__(self, table: JobsByTask, loop: asyncio.AbstractEventLoop) -> None:
