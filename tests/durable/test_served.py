@@ -318,9 +318,15 @@ async def test_messages_come_whole_and_a_cancelled_send_cuts_the_link() -> None:
         assert await one.receive() == '["first"]'
         theirs.sendall(b'ond"]\n')
         assert await one.receive() == '["second"]'
-        with trio.CancelScope() as cancelled:  # before a part of it is sent
-            cancelled.cancel()
-            await one.send("never sent")
+        filled = 0
+        with suppress(BlockingIOError):
+            while True:
+                filled += ours.send(b"x" * 1000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.send, "of which no part is sent")
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert len(theirs.recv(2 * filled, socket.MSG_WAITALL | socket.MSG_DONTWAIT)) == filled
         await one.send("whole")
         assert theirs.recv(100) == b"whole\n"
         async with trio.open_nursery() as nursery:
@@ -425,6 +431,18 @@ async def test_a_call_that_is_under_way_when_the_store_is_closed_is_not_availabl
             await wait_all_tasks_blocked()
     (error,) = caught
     assert "is not open" in str(error)
+
+
+async def test_a_server_that_refuses_a_client_later_ends_its_calls(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    with pytest.raises(StoreVersionError, match="too new"):
+        async with scripted(server) as store:
+            server.answers["open"] = StoreVersionError("too new")  # it was started anew
+            server._replies.close()
+            with pytest.raises(StoreVersionError, match="too new"):
+                await store.beat()
 
 
 class Cut(Scripted):
