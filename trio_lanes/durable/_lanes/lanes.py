@@ -504,8 +504,9 @@ class DurableLanes(HasEnd):
         """Send a message to the run of a job, or of a session, on whichever instance it is.
 
         It returns when the run has taken the message by `DurableRun.messages`, or can take it no
-        more. A message that was taken belongs to the job: if it runs again, it takes the message
-        again. If this is cancelled, the message may be taken or not.
+        more: also if its process has died, when its lease is over. A message that was taken belongs
+        to the job: if it runs again, it takes the message again. If this is cancelled, the message
+        may be taken or not.
 
         Args:
           session_or_id: the key of a session, or the number of a job.

@@ -66,8 +66,9 @@ class SqliteStore(SqlStore):
     """A store in one SQLite file, which is made if it does not exist.
 
     Args:
-      path: the file. Beside it are its log (``-wal``, ``-shm``) and its lock (``.lock``). It must
-        not be on a network file system. Only this user can read a file that is made.
+      path: the file. Beside it are its log (``-wal``, ``-shm``) and its lock (``.lock``), and one
+        of each worker of ``trio-lanes worker --processes`` (``.life-...``). It must not be on a
+        network file system. Only this user can read a file that is made.
       synchronous: ``"FULL"``: accepted jobs survive a loss of power. ``"NORMAL"``: a loss of power
         may lose the last moments; a crash of the process loses nothing.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
