@@ -255,8 +255,10 @@ def test_ctrl_c_reaches_each_worker_once(start: Start) -> None:
     assert parent.count("cancelling the jobs that are left") == 0
 
 
-def test_workers_cancel_their_jobs_at_once_when_their_parent_is_killed(start: Start) -> None:
-    parent = supervised(start, "--grace=600", acts="3600")
+def test_workers_cancel_their_jobs_at_once_when_their_parent_is_killed(
+    start: Start, tmp_path: Path
+) -> None:
+    parent = supervised(start, "--grace=600", acts=f"until {tmp_path}/never")
     parent.send(signal.SIGKILL)
     assert parent.ended() == -signal.SIGKILL
     assert parent.count("the parent of this process has ended: the jobs .* are cancelled") == 2
