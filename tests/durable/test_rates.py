@@ -175,6 +175,37 @@ def test_a_limit_that_replaces_another_goes_on_with_its_past(
     assert ready_at(tables, new, ONE_REQUEST) < now
 
 
+def test_a_quota_notes_what_it_counts_of_an_hour_or_longer_for_the_day_and_the_month() -> None:
+    tables = tables_ahead()
+    short, long = RateLimit(9, per=60.0), RateLimit(9, per=3600.0, unit="usd")
+    month = RateLimit(9, per="month", unit="tokens", timezone="Europe/Berlin")
+    large = RateLimit(10**10, per="day", unit="bytes")
+    meters = meters_of(tables, "quota q", (short, long, month, large))
+    assert [(one.key, one.scale) for one in meters if one.notes] == [
+        ("quota q day-decimal 0 tokens", 10**6),
+        ("quota q day-decimal 0 usd", 10**6),
+        ("quota q month-decimal 0 usd", 10**6),
+    ]
+    assert [one.key for one in meters if not one.notes] == [
+        *("quota q gcra 0", "quota q gcra 0 usd"),
+        *("quota q month-decimal 0 tokens", "quota q day 0 bytes"),
+    ]
+    assert not any(one.notes for one in meters_of(tables, "lane q", (long, month)))
+
+
+def test_a_note_is_kept_for_as_long_as_what_limits() -> None:
+    tables, now = tables_ahead(), 1e9
+    day = RateLimit(9, per="day", unit="usd")
+    meters = meters_of(tables, "quota q", (day,))
+    assert len(meters) == 2
+    charge(tables, meters, {"usd": 5}, now)
+    give_back(tables, meters, {"usd": 1}, now, now)
+    tables.forget_unused(now)
+    assert len(tables.meters()) == 2
+    tables.forget_unused(now + 86_400)
+    assert not tables.meters()
+
+
 def test_limits_are_written_down_and_read_back() -> None:
     rates: tuple[RateLimit, ...] = (
         *(RateLimit(5, 1.5, algorithm="sliding"), RateLimit(7, burst=0.5, unit="tokens")),

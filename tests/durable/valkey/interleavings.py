@@ -587,9 +587,10 @@ def _done(state: State, verb: str) -> int:
 
 def _budget(state: State) -> tuple[int, int]:
     """Return how much of the budget is used, and how much was granted."""
-    (used, *_) = [int(m.split()[1]) for k, m in state.keys.items() if _kind(k) == "m"] or [0]
+    marks = [m for k, m in state.keys.items() if k.startswith(f"{ROOT}m:month")] or ["0 0"]
     grants = state.keys.get(f"{ROOT}qg", {}).values()
-    return used, sum(amount for one in grants for _, amount in one)
+    granted = sum(amount for one in grants for _, amount in one)
+    return int(marks[0].split()[1]) // 10**6, granted // 10**6  # they are counted in millionths
 
 
 def _after_call(request: Request, answer: Any) -> Air:

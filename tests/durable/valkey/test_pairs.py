@@ -108,7 +108,8 @@ PYTHON_ONLY = {
     "orders": "replace portion",
     "queues": "rules forget_effects advance wait_again",
     "rates": """
-        kind_of meters_of names_of costs_of counted put level to_json from_json read
+        noted_beside kind_of meters_of kept_until level_of names_of costs_of counted put level
+        to_json from_json read
     """,
 }
 """What Lua leaves to another file or to the client, and what it needs not."""

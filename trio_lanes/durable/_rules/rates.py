@@ -2,6 +2,11 @@
 
 A start takes the costs of its job, by unit: one request if the job names none. The marks are kept
 in the store's time. So they hold for all instances, and survive restarts.
+
+A quota may get other limits by a deploy, and during the deploy some instances have the old limits,
+others the new. So its days and months count in one scale, whether the limit is an int or a
+`Decimal`; and what a limit of an hour or longer counts is noted for the day and the month, too,
+though no limit may count these now (`noted_beside`). A limit that is edited reads what was spent.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from ... import RateLimit
@@ -22,14 +28,23 @@ from ..._config.exact import NEVER_USED, rounded_up
 from ..._limits.meters import Bucket, Marks
 from ..._limits.rate import REQUESTS, meter_of
 from ..._limits.rate import Meter as Arithmetic
-from .._contract.amounts import Costs, amount_of, counted_in, from_data, scale_of
-from .._contract.records import GroupLimit, LaneLimit, QuotaLevel, is_budget
+from .._contract.amounts import (
+    MAX_DECIMAL,
+    MILLION,
+    Costs,
+    amount_of,
+    counted_in,
+    from_data,
+    scale_of,
+)
+from .._contract.records import SHORTEST_BUDGET, GroupLimit, LaneLimit, QuotaLevel, is_budget
 from .job_record import JobRecord
 from .tables import GRANTS, Tables
 
 _KEY: Final = re.compile(
     r"(lane|quota) (.*) (?:gcra|sliding|day|month)(?:-decimal)? \d+(?: \S+)?", re.DOTALL
 )
+_CALENDARS: Final[tuple[Literal["day", "month"], ...]] = ("day", "month")
 ONE_REQUEST: Final[Costs] = MappingProxyType({REQUESTS: 1})
 
 
@@ -44,28 +59,52 @@ class Meter(NamedTuple):
     """The arithmetic, in parts."""
     scale: int
     """How many parts are 1."""
+    notes: bool = False
+    """Whether it refuses nothing: it keeps what an edited limit would read."""
 
 
 def meters_of(tables: Tables, owner: str, limits: Sequence[RateLimit]) -> list[Meter]:
     """Return the meters of the limits of ``lane NAME``, ``group NAME`` or ``quota NAME``."""
     # numbered by kind, so that a changed limit inherits the marks of its own kind
     meters, numbers = [], Counter[str]()
-    for limit in limits:
+    of_quota = owner.startswith("quota ")
+    beside = noted_beside(tuple(limits)) if of_quota else ()
+    for place, limit in enumerate((*limits, *beside)):
         # quoted, so that `names_of` finds the name of the lane, whatever blanks it has
         unit = "" if limit.unit == REQUESTS else f" {quote(limit.unit, safe='')}"
-        kind, scale = kind_of(limit)
+        kind, scale = kind_of(limit, of_quota=of_quota)
         key = f"{owner} {kind} {numbers[kind + unit]}{unit}"
-        meters.append(Meter(key, limit.unit, meter_of(limit, scale, tables.ahead_of_wall), scale))
+        of = meter_of(limit, scale, tables.ahead_of_wall)
+        meters.append(Meter(key, limit.unit, of, scale, notes=place >= len(limits)))
         numbers[kind + unit] += 1
     return meters
 
 
-def kind_of(limit: RateLimit) -> tuple[str, int]:
+@lru_cache(maxsize=1_000)  # each call of a quota asks
+def noted_beside(limits: tuple[RateLimit, ...]) -> tuple[RateLimit, ...]:
+    """Return the limits of days and months for which a quota notes its spends, besides its own."""
+    zones: dict[str, str] = {}
+    for limit in sorted(limits, key=lambda limit: limit.algorithm != "calendar"):
+        if limit.longest >= SHORTEST_BUDGET:
+            zones.setdefault(limit.unit, limit.timezone)
+    have = {(limit.unit, limit.per) for limit in limits}
+    large = {limit.unit for limit in limits if limit.limit > MAX_DECIMAL}
+    return tuple(
+        RateLimit(Decimal(1), per=per, unit=unit, timezone=zone)
+        for unit, zone in zones.items()
+        for per in _CALENDARS
+        if (unit, per) not in have and unit not in large
+    )
+
+
+def kind_of(limit: RateLimit, *, of_quota: bool) -> tuple[str, int]:
     """Return the kind of a limit, and how many parts are 1 in its marks.
 
     One that has other parts is of another kind: it does not inherit the marks of the former.
     """
     scale = scale_of(limit.limit)
+    if of_quota and limit.algorithm == "calendar" and limit.limit <= MAX_DECIMAL:
+        scale = MILLION
     kind = limit.per if isinstance(limit.per, str) else limit.algorithm
     return (kind if scale == 1 else f"{kind}-decimal"), scale
 
@@ -88,19 +127,23 @@ def _window_end(meter: Meter, now: float) -> float:
 
 def charge(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float) -> None:
     """Charge all meters with the costs of a start."""
+    meters = list(meters)
     for meter, amount in _counted(meters, costs):
-        _put(tables, meter, *meter.of.charged(tables.marks(meter.key), amount, now))
+        charged = meter.of.charged(tables.marks(meter.key), amount, now)
+        _put(tables, meter, *charged, _kept_until(tables, meters, meter))
 
 
 def give_back(
     tables: Tables, meters: Iterable[Meter], costs: Costs, now: float, charged_at: float
 ) -> None:
     """Lessen the charge that was made at a time."""
+    meters = list(meters)
     for meter, amount in _counted(meters, costs):
         marks = tables.marks(meter.key)
         lessened = meter.of.given_back(marks, amount, now, charged_at)
         if lessened is not marks:
-            _put(tables, meter, lessened, len(lessened))
+            until = _kept_until(tables, meters, meter)
+            _put(tables, meter, lessened, len(lessened), until)
 
 
 def ready_at(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float = math.inf) -> float:
@@ -111,6 +154,7 @@ def ready_at(tables: Tables, meters: Iterable[Meter], costs: Costs, now: float =
     times = (
         meter.of.ready_at(tables.marks(meter.key), amount - granted(tables, meter, now))
         for meter, amount in _counted(meters, costs)
+        if not meter.notes
     )
     return max(times, default=NEVER_USED)
 
@@ -125,7 +169,8 @@ def grant(tables: Tables, meters: Iterable[Meter], amounts: Costs, now: float) -
     """Let meters admit more than their limits, until their windows end."""
     for key, grants in list(tables.of(GRANTS).items()):  # those that are over are forgotten
         tables.put(GRANTS, key, tuple(one for one in grants if one[0] > now) or None)
-    for meter, amount in _counted(meters, amounts):
+    limiting = [meter for meter in meters if not meter.notes]
+    for meter, amount in _counted(limiting, amounts):
         before = tables.of(GRANTS).get(meter.key, ())
         tables.put(GRANTS, meter.key, (*before, (_window_end(meter, now), amount)))
 
@@ -135,7 +180,7 @@ def newly_low(
 ) -> tuple[str, ...]:
     """Return the units of the budgets of which 80 % are used, and were not before in the window."""
     found = []
-    for meter, limit in zip(meters_of(tables, owner, limits), limits, strict=True):
+    for meter, limit in zip(meters_of(tables, owner, limits), limits, strict=False):
         key = f"low {meter.key}"
         if is_budget(limit) and _level(tables, meter, limit, now).is_low:
             marks = tables.marks(key)
@@ -169,26 +214,45 @@ def _counted(meters: Iterable[Meter], costs: Costs) -> Iterator[tuple[Meter, int
             yield meter, counted_in(amount, meter.scale)
 
 
-def _put(tables: Tables, meter: Meter, added: Marks, keep: int) -> None:
+def _kept_until(tables: Tables, meters: Iterable[Meter], noted: Meter) -> float:
+    """Return for how long a meter is kept at most: one that notes, as long as the limits."""
+    if not noted.notes:
+        return math.inf
+    limiting = (meter for meter in meters if meter.unit == noted.unit and not meter.notes)
+    return max(meter.of.refilled_at(tables.marks(meter.key)) for meter in limiting)
+
+
+def _put(
+    tables: Tables, meter: Meter, added: Marks, keep: int, kept_until: float = math.inf
+) -> None:
     marks = tables.marks(meter.key)
     # when it is replenished follows from the first and the last mark alone
     ends = [marks[0], *added] if keep > len(added) else added
-    tables.put_marks(meter.key, added, keep, meter.of.refilled_at(ends))
+    tables.put_marks(meter.key, added, keep, min(meter.of.refilled_at(ends), kept_until))
 
 
 def levels(
     tables: Tables, owner: str, limits: Sequence[RateLimit], now: float
 ) -> tuple[QuotaLevel, ...]:
     """Return how much is in use of each limit of an owner, as `meters_of` names it."""
-    pairs = zip(meters_of(tables, owner, limits), limits, strict=True)
+    pairs = zip(meters_of(tables, owner, limits), limits, strict=False)  # those that note are last
     return tuple(_level(tables, meter, limit, now) for meter, limit in pairs)
 
 
 def _level(tables: Tables, meter: Meter, limit: RateLimit, now: float) -> QuotaLevel:
-    marks, scale = tables.marks(meter.key), meter.scale
-    used = amount_of(math.ceil(meter.of.used(marks, now)), scale)
+    marks = tables.marks(meter.key)
+    used = math.ceil(meter.of.used(marks, now))
     full_at = meter.of.refilled_at(marks) if used else None
-    return QuotaLevel(limit, used, full_at, amount_of(granted(tables, meter, now), scale))
+    return level_of(limit, used, full_at, granted(tables, meter, now), meter.scale)
+
+
+def level_of(
+    limit: RateLimit, used: int, full_at: float | None, granted: int, scale: int
+) -> QuotaLevel:
+    """Return the level of a limit, of parts of which ``scale`` are 1: as the limit counts."""
+    if scale_of(limit.limit) < scale:  # what others have spent may have other parts
+        return QuotaLevel(limit, -(-used // scale), full_at, granted // scale)
+    return QuotaLevel(limit, amount_of(used, scale), full_at, amount_of(granted, scale))
 
 
 def to_json(rates: Sequence[RateLimit]) -> str:

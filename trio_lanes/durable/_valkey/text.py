@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from functools import cache, partial
 from itertools import chain
 from operator import attrgetter
@@ -17,7 +16,7 @@ import attrs
 from ... import LaneFullError, RateLimit, UnknownLaneError
 from ..._config.exact import bucket_shape, exact
 from .._contract.act import Act, Question
-from .._contract.amounts import amount_of, scale_of, to_data
+from .._contract.amounts import to_data
 from .._contract.errors import BudgetSpentError, KeyConflictError, StoreUnavailableError
 from .._contract.protocol import LISTED, ServedAt
 from .._contract.records import (
@@ -323,17 +322,24 @@ def _group(name: str, group: GroupLimit) -> dict[str, Any]:
     }
 
 
-def _meters(limits: Iterable[RateLimit]) -> list[dict[str, Any]]:
+def _meters(limits: Sequence[RateLimit], *, of_quota: bool = False) -> list[dict[str, Any]]:
     """The rate limits in whole microseconds, numbered by algorithm and unit."""
     numbers: Counter[tuple[str, str]] = Counter()
     meters = []
-    for limit in limits:
-        kind, scale = rates.kind_of(limit)
+    beside = rates.noted_beside(tuple(limits)) if of_quota else ()
+    for place, limit in enumerate((*limits, *beside)):
+        kind, scale = rates.kind_of(limit, of_quota=of_quota)
         shape = _SHAPES[limit.algorithm](limit, scale)
+        if place >= len(limits):
+            shape |= {"notes": True, "budget": False}
         number = numbers[kind, limit.unit]
         meters.append({"kind": kind, "unit": limit.unit, "n": number, "scale": scale, **shape})
         numbers[kind, limit.unit] += 1
     return meters
+
+
+def _meters_of_quota(limits: Sequence[RateLimit]) -> str:
+    return to_json(_meters(limits, of_quota=True))
 
 
 def _per(limit: RateLimit) -> int:
@@ -462,13 +468,15 @@ def _statistics(text: str) -> DurableStatistics:
 def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
     name, limits, levels = data
     return name, tuple(
-        QuotaLevel(limit, _amount(limit, used), seconds(full or None), _amount(limit, granted))
+        rates.level_of(
+            limit,
+            int(used),
+            seconds(full or None),
+            int(granted),
+            rates.kind_of(limit, of_quota=True)[1],
+        )
         for limit, (used, full, granted) in zip(rates.from_json(limits), levels, strict=True)
     )
-
-
-def _amount(limit: RateLimit, parts: str) -> int | Decimal:
-    return amount_of(int(parts), scale_of(limit.limit))
 
 
 def _request(data: Mapping[str, Any]) -> Request:
@@ -493,7 +501,7 @@ _ENCODERS: Final[Mapping[str, Callable[[Any], Iterable[str]]]] = {
     "DurableSchedule": lambda value: _schedule_words(value),
     "Sequence[SubmittedJob]": lambda value: chain.from_iterable(map(job_arguments, value)),
     "Sequence[int]": lambda value: (to_json(list(value)),),
-    "Sequence[RateLimit]": lambda value: (rates.to_json(value), to_json(_meters(value))),
+    "Sequence[RateLimit]": lambda value: (rates.to_json(value), _meters_of_quota(value)),
     "Mapping[int, str]": lambda value: (to_json([[str(n), s] for n, s in value.items()]),),
     "Costs": lambda value: (to_json(to_data(value)),),
     "Mapping[str, LaneLimit | int | float | None]": lambda value: (_lanes(value),),

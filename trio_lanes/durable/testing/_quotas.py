@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from ... import RateLimit
-from .. import BudgetSpentError, Quota
+from .. import BudgetSpentError, Quota, QuotaLevel
 from ..acts.inspection import AllStatistics
 from ..acts.locks import Grant, LevelsOf, Release, ResetQuota, Settle, Spend
 from ..store import LISTED
@@ -19,6 +19,22 @@ from ._locks import LockStories
 
 FIVE = RateLimit(5, per=10.0, unit="tokens", algorithm="sliding")
 LEAKING = RateLimit(29, per=10.0, burst=20, unit="tokens")  # one a second
+
+
+def _usd(limit: int | Decimal, per: Any = "day", **options: Any) -> RateLimit:
+    return RateLimit(limit, per=per, unit="usd", **options)
+
+
+EDITS: Final[tuple[tuple[RateLimit, RateLimit, int | Decimal], ...]] = (
+    (_usd(10), _usd(20), 10),
+    (_usd(10), _usd(Decimal("10.50")), Decimal("0.50")),
+    (_usd(Decimal("10.50")), _usd(11), 1),
+    (_usd(10), _usd(100, "month"), 90),
+    (_usd(Decimal(10), "month", timezone="Europe/Berlin"), _usd(15, timezone="Asia/Tokyo"), 5),
+    (_usd(10, 86_400.0, burst=10), _usd(15), 5),
+    (_usd(10, 3600.0, algorithm="sliding"), _usd(Decimal(15), "month"), Decimal(5)),
+)
+"""A limit of which 10 are spent, the limit that replaces it, and what is left."""
 
 
 class QuotaStories(LockStories):
@@ -128,6 +144,37 @@ class QuotaStories(LockStories):
             assert [level.used for level in await store.look(LevelsOf("q"))] == [5]
             await self.advance(11.0)
             assert (await store.do(spend))[0] == 0
+
+    async def test_what_was_spent_counts_against_a_limit_that_replaces_another(self) -> None:
+        async with self.playing(lease_ttl=3600.0) as store:
+
+            async def level(name: str, limit: RateLimit) -> QuotaLevel:
+                (found,) = await store.look(LevelsOf(name, [limit]))
+                return found
+
+            for number, (before, after, left) in enumerate(EDITS):
+                name = f"q{number}"
+                _, at, _ = await store.do(Spend(name, [before], {"usd": 10}, wait=False))
+                found = await level(name, after)
+                assert (found.left, type(found.left)) == (left, type(left)), name
+                await store.do(Settle(name, [before], at, {"usd": -4}))
+                assert (await level(name, after)).left == left + 4
+                # while a deploy rolls, both spend
+                await store.do(Spend(name, [after], {"usd": 1}, wait=False))
+                both = [one for one in (before, after) if one.algorithm == "calendar"]
+                assert [(await level(name, one)).used for one in both] == [7] * len(both)
+                assert await store.do(ResetQuota(name))
+                assert [(await level(name, one)).used for one in both] == [0] * len(both)
+
+    async def test_a_whole_limit_shows_a_part_that_others_spent_as_used(self) -> None:
+        async with self.playing(lease_ttl=3600.0) as store:
+            exact, whole = _usd(Decimal(10)), _usd(10)
+            await store.do(Spend("q", [exact], {"usd": Decimal("0.25")}))
+            await store.do(Grant("q", [exact], {"usd": Decimal("1.75")}, "1"))
+            (found,) = await store.look(LevelsOf("q", [whole]))
+            assert (found.used, found.granted, found.left) == (1, 1, 10)
+            with self.raises(BudgetSpentError):
+                await store.do(Spend("q", [whole], {"usd": 12}, wait=False))
 
     async def test_what_a_person_grants_can_be_spent_until_the_window_has_passed(self) -> None:
         async with (

@@ -101,9 +101,11 @@ function WITH_TICKET.reset_quota(quota)
     return { 0, 0 }
   end
   local line, was_used = 'quota ' .. quota, not template
-  for at, level in ipairs(rates.levels(line, meters)) do
+  for _, level in ipairs(rates.levels(line, meters)) do
     was_used = was_used or level[1] > 0
-    local key = rates.key_of(line, meters[at])
+  end
+  for _, meter in ipairs(meters) do
+    local key = rates.key_of(line, meter)
     call('DEL', key, ROOT .. 'lw:' .. key)
   end
   lines.wake_first(line)

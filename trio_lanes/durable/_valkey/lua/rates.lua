@@ -1,5 +1,6 @@
 -- Rate limits in a store: the meters, over marks that the store keeps. A start takes the costs of its
--- job, by unit; `owner` is a lane, a group or a quota.
+-- job, by unit; `owner` is a lane, a group or a quota. The last meters of a quota may be there to note what
+-- is spent (`notes`), and limit nothing.
 
 local rates = {}
 local ONE_REQUEST = { requests = 1 }
@@ -54,6 +55,9 @@ local function do_counted(owner, meters, costs, act, ...)
     if amount > 0 then
       local key = rates.key_of(owner, meter)
       local time = class_of(meter)[act](key, meter, amount, ...)
+      if time and meter.notes then
+        time = math.min(time, last or time)  -- it is kept as long as what limits
+      end
       if time and act ~= 'ready_at' then
         forget_at(key, time)
       end
@@ -83,7 +87,7 @@ function rates.ready_at(owner, meters, costs, all_granted)
   for _, meter in ipairs(meters) do
     local key = rates.key_of(owner, meter)
     local amount = rates.counted_in(costs[meter.unit] or 0, meter.scale)
-    if amount > 0 then
+    if amount > 0 and not meter.notes then
       local left = amount - rates.granted(key)
       last = math.max(last, class_of(meter).ready_at(key, meter, left))
     end
@@ -113,7 +117,7 @@ function rates.grant(owner, meters, amounts)
   for _, meter in ipairs(meters) do
     local key = rates.key_of(owner, meter)
     local amount = rates.counted_in(amounts[meter.unit] or 0, meter.scale)
-    if amount > 0 then
+    if amount > 0 and not meter.notes then
       all[key] = all[key] or {}
       table.insert(all[key], { window_end(meter), amount })
     end
@@ -167,8 +171,10 @@ function rates.levels(owner, meters)
   local found = {}
   for place, meter in ipairs(meters) do
     local key = rates.key_of(owner, meter)
-    local used, refilled_at = class_of(meter).used(key, meter)
-    found[place] = { used, used > 0 and refilled_at, rates.granted(key) }
+    if not meter.notes then
+      local used, refilled_at = class_of(meter).used(key, meter)
+      found[place] = { used, used > 0 and refilled_at, rates.granted(key) }
+    end
   end
   return found
 end
