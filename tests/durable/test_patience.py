@@ -3,11 +3,13 @@
 import sqlite3
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.durable.cancelled import cancel_calls, cancel_open
 from trio_lanes.durable import (
@@ -227,3 +229,28 @@ async def test_calls_that_are_cancelled_are_done_as_a_whole_or_not_at_all(tmp_pa
 def test_opening_that_is_cancelled_at_any_step_ends(tmp_path: Path, worker: bool) -> None:
     cancel_open(lambda: SqliteStore(tmp_path / "jobs.db"), worker=worker)
     cancel_open(lambda: SqliteStore(tmp_path / "jobs.db"), worker=worker)  # the file is there
+
+
+async def test_a_question_that_reads_every_job_is_cancelled_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, stands = threading.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def stand_still(queues: Any) -> None:
+        token.run_sync_soon(stands.set)
+        assert goes_on.wait(LONG)
+
+    async with open_durable_lanes(SqliteStore(tmp_path / "jobs.db"), {"echo": echo}) as lanes:
+        store: Any = lanes._store
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(store._read, stand_still, long=True))
+            await stands.wait()
+            nursery.cancel_scope.cancel()
+        with trio.CancelScope() as waits:  # for the end of that one
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lanes.statistics)
+                await wait_all_tasks_blocked()
+                waits.cancel()
+        goes_on.set()
+        assert (await lanes.statistics()).waiting == 0

@@ -63,7 +63,13 @@ class SqlStore(EngineStore):
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         writer = self._opened()
         if long:  # on a connection of its own, so that the writer does not wait for it
-            return await trio.to_thread.run_sync(self._look, look, limiter=self._one_reader)
+            return await trio.to_thread.run_sync(
+                # a caller that is cancelled leaves it behind, and the next waits for its end
+                self._look,
+                look,
+                abandon_on_cancel=True,
+                limiter=self._one_reader,
+            )
         return await writer.act(look, self._now(), write=False)
 
     @abstractmethod
