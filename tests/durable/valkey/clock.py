@@ -25,13 +25,13 @@ _BOUND = "number_of(MAX_TIME)"
 assert source().count(_REAL) == source().count(_BOUND) == 1
 
 
-def on_time_of_tests(text: str) -> Script:
+def on_time_of_tests(text: str, *, bounded: bool = False) -> Script:
     """Return a script whose time is that of the test, though it jumps while a call is under way."""
-    return Script(text.replace(_REAL, _TESTS).replace(_BOUND, "huge"))
+    return Script(text.replace(_REAL, _TESTS).replace(_BOUND, _BOUND if bounded else "huge"))
 
 
 SCRIPT = on_time_of_tests(source())
-BOUNDED = Script(source().replace(_REAL, _TESTS))
+BOUNDED = on_time_of_tests(source(), bounded=True)
 """The same, but a server's clock that goes on by more than the caller's was set."""
 
 

@@ -33,12 +33,18 @@ def clock(server: Server) -> Iterator[StoreClock]:
 
 @pytest.fixture
 def bench(clock: StoreClock, namespace: str, tmp_path: Path) -> Bench:
+    return bench_of(PLACE, tmp_path / namespace, clock)
+
+
+def bench_of(place: Place, folder: Path, clock: StoreClock) -> Bench:
+    """Return a bench on a server of which the clock can be set."""
+
     def store(folder: Path) -> ValkeyStore:
-        made = PLACE.store(folder)
+        made = place.store(folder)
         made._script = BOUNDED
         return made
 
-    return Bench(store, tmp_path / namespace, clock, 0.01)  # type: ignore[arg-type]
+    return Bench(store, folder, clock, 0.01)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("times", [(-HOUR,), (HOUR,), (HOUR, 0), (-HOUR, 0), (30, -30)])

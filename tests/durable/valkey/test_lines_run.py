@@ -3,16 +3,27 @@
 import re
 from collections.abc import Callable, Iterator
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from tests.durable.newcomers import all_dead, newcomers
 from tests.durable.planted import memory
 from trio_lanes.durable._valkey import script
 from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
-from . import clock, test_check, test_faults, test_opening, test_rare_ways, test_rates, test_script
+from . import (
+    clock,
+    test_check,
+    test_clock,
+    test_faults,
+    test_opening,
+    test_rare_ways,
+    test_rates,
+    test_script,
+)
 from .lua_lines import SEEN, noting, statements
 from .place import Place
 from .server import Server, programs
@@ -51,6 +62,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     monkeypatch.setattr(script, "_READ", re.compile("(?!)"))  # a call that only reads has no notes
     monkeypatch.setattr("trio_lanes.durable._valkey.store.source", lambda: text)
     monkeypatch.setattr(clock, "SCRIPT", clock.on_time_of_tests(text))
+    monkeypatch.setattr(test_clock, "BOUNDED", clock.on_time_of_tests(text, bounded=True))
     own = Server(programs()["valkey"], appendfsync="always")
     lines, stop = Lines(own), Server.stop
 
@@ -85,6 +97,12 @@ def test_every_line_of_the_script_is_run(lines: Lines) -> None:
             stage = test_rare_ways.Stage(PLACE)
             test(stage, *([server] if "server" in signature(test).parameters else []))
     test_rates.test_of_very_long_busy_times_as_much_is_given_back_as_in_the_core(PLACE, 100)
+    time = PLACE.clock()
+    bench = test_clock.bench_of(PLACE, Path("newcomers"), time)
+    trio.run(newcomers, bench, time.set_clock, "writes", clock=time)
+    time = PLACE.clock()
+    bench = test_clock.bench_of(PLACE, Path("all-dead"), time)
+    trio.run(all_dead, bench, time.jump, clock=time)
     lines.note(server)
     for command in (("SET", "x"), ("HSET", "field", "x"), ("HSET", "schema", "99")):
         trio.run(
