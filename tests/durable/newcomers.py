@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from trio_lanes.durable.testing._bench import Bench, new_job
 
-HOUR = 3600.0
-LEASE = 600.0
+LEASE = 3600.0
+"""Long, since the calls of stores on virtual time have much patience."""
+DELAY = 5 * LEASE
+STEP = 10 * LEASE
 FIRST = ("writes", "reads", "worker")
 """What the first newcomer does."""
 
@@ -16,9 +18,9 @@ async def newcomers(bench: Bench, set_clock: Callable[[float], None], first: str
     """Let a newcomer be the first to call after the clock was set ahead; nothing is over."""
     async with bench.instance(lease_ttl=LEASE) as lanes:
         long = await lanes.submit("gate", "long")
-        await lanes.submit("echo", "late", delay=HOUR / 2)
+        await lanes.submit("echo", "late", delay=DELAY)
         await bench.advance(LEASE / 4)  # with no call since
-        set_clock(HOUR)
+        set_clock(STEP)
         if first == "worker":
             async with bench.instance(lease_ttl=LEASE):
                 await bench.settle()
@@ -26,7 +28,7 @@ async def newcomers(bench: Bench, set_clock: Callable[[float], None], first: str
             async with bench.instance(worker=False) as web:
                 await web.statistics()
                 if first == "writes":
-                    await web.submit("echo", "later", delay=HOUR)
+                    await web.submit("echo", "later", delay=STEP)
         async with bench.instance(lease_ttl=LEASE):
             await bench.settle()
         for _ in range(4):
@@ -35,7 +37,7 @@ async def newcomers(bench: Bench, set_clock: Callable[[float], None], first: str
         bench.gate("long").set()
         await long.wait()
         assert [run.how for run in (await long.status()).history] == ["succeeded"]
-        for _ in range(int(HOUR / 2 / LEASE * 4) + 1):
+        for _ in range(int(DELAY / LEASE * 4) + 1):
             await bench.advance(LEASE / 4)
         assert bench.log == ["long begins", "long ends", "late"]
 
@@ -43,10 +45,10 @@ async def newcomers(bench: Bench, set_clock: Callable[[float], None], first: str
 async def all_dead(bench: Bench, jump: Callable[[float], None]) -> None:
     """Let all workers die, and time pass: it counts, though a client without a lease is there."""
     async with bench.instance(worker=False) as web:
-        await web.submit("echo", "late", delay=HOUR / 2)
+        await web.submit("echo", "late", delay=DELAY)
         async with bench.doomed(new_job("again")):
             pass
-        jump(HOUR)
+        jump(STEP)
         async with bench.instance(), bench.instance():
             await bench.settle()
             assert sorted(bench.log) == ["again", "late"]
