@@ -18,7 +18,7 @@ from ._actors.options import NO_EXTRAS, JobOptions, MapOptions, rare_options
 from ._actors.state import WAITING
 from ._config.check import boolean, optional_sync, refuse_like_trio, whole
 from ._config.errors import LaneFullError, UnknownLaneError
-from ._config.names import resolve_global_lane, session_key
+from ._config.names import name_of, resolve_global_lane, session_key
 from ._flow.loop import Scheduler
 from ._flow.parking import run_for_caller, wait_for_room
 from ._limits.rate import ONE_REQUEST, REQUESTS, costs_of
@@ -305,7 +305,7 @@ class Submitter:
         if not name:
             name = getattr(fn, "__qualname__", None)
         if type(name) is not str:
-            name = _name(fn)
+            name = name_of(fn)
         return make_job(
             self._job_type,
             scheduler,
@@ -385,9 +385,3 @@ def _lender(scheduler: Scheduler) -> AnyJob:
     if job is None:
         raise RuntimeError("yield_slot lends the slot of a job, but this is not inside a job")
     return job
-
-
-def _name(fn: Any) -> str:
-    """Return the name of a job that runs ``fn``, which has no name of its own."""
-    name = getattr(getattr(fn, "func", None), "__qualname__", None)  # of a partial
-    return name if isinstance(name, str) else repr(fn)

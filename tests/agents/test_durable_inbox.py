@@ -1147,6 +1147,71 @@ async def test_a_rollback_aborts_a_turn_between_two_attempts_and_no_message_that
         assert stage.turns[-1].rolls_back == []
 
 
+# ---- what is as in memory
+
+
+async def test_collected_messages_that_overflow_are_due_though_each_drops_the_oldest(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async with stage.open():
+        inbox = stage.inbox(
+            when_busy=WhenBusy.COLLECT,
+            debounce=1.0,
+            max_wait=4.0,
+            cap=3,
+            overflow=Overflow.DROP_OLDEST,
+        )
+        for number in range(24):
+            await inbox.post(f"m{number}")
+            await stage.advance(0.5)
+        await stage.advance(10)
+    assert len(stage.log) >= 4  # the first at once, then one each four seconds
+
+
+async def test_a_collected_message_is_due_when_another_kind_comes_behind_it(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def brief_work(turn: DurableTurn) -> None:
+        await trio.sleep(0.1)
+
+    stage.special["work"] = brief_work
+    async with stage.open():
+        inbox = stage.inbox(when_busy=WhenBusy.COLLECT, debounce=50.0, max_wait=500.0)
+        await inbox.post("work")
+        await stage.settle()
+        await inbox.post("b")
+        for _ in range(3):
+            await stage.advance(1)
+        assert stage.log == [["work"]]
+        await inbox.post("c", when_busy=WhenBusy.FOLLOWUP)
+        for _ in range(3):
+            await stage.advance(1)
+        assert stage.log == [["work"], ["b"], ["c"]]
+
+
+@pytest.mark.parametrize("mode", [WhenBusy.REJECT, WhenBusy.FOLLOWUP])
+async def test_an_id_is_known_after_the_end_of_its_message_also_to_a_full_or_busy_inbox(
+    stage: DurableStage, mock_clock: MockClock, mode: WhenBusy
+) -> None:
+    async def busy(turn: DurableTurn) -> None:
+        await stage.gate("end").wait()
+
+    stage.special["busy"] = busy
+    async with stage.open():
+        inbox = stage.inbox(cap=1, overflow=Overflow.DROP_NEWEST)
+        first = await inbox.post("one", id="m-1")
+        assert (await first.settled()).kind is SettledKind.RAN
+        await inbox.post("busy")
+        await stage.settle()
+        await inbox.post("three", when_busy=WhenBusy.FOLLOWUP)
+        again = await inbox.post("one", id="m-1", when_busy=mode)
+        assert (await again.settled()).result == (await first.settled()).result
+        fresh = await inbox.post("new", id="m-4", when_busy=mode)
+        assert fresh.job is None
+        stage.gate("end").set()
+        await stage.settle()
+
+
 # ---- decisions
 
 
@@ -1226,16 +1291,170 @@ async def test_a_turn_that_waits_for_a_decision_lends_its_slot_and_others_decide
         other = DurableInbox(lanes, "bob", "answer")
         assert brief(await (await other.post("b")).settled()) == ("ran", "answer to b")
         registry = SharedRunRegistry(lanes)
-        # a decision may come before its question, and the first one counts
-        assert await registry.submit("alice", {"b": 2, "unknown": 3})
+        listed = await registry.questions("alice")
+        asked = sorted((one.job, one.call, one.data) for one in listed)
+        assert receipt.job is not None
+        assert asked == [(receipt.job.id, id, {"id": id}) for id in ("a", "b", "late")]
+        # the first decision on a call counts, and only calls that were asked about have one
+        unknown = await registry.submit("alice", {"b": 2, "unknown": 3})
+        assert unknown.reason is SendRefused.NOT_ASKED
+        assert await registry.submit("alice", {"b": 2})
         await stage.settle()
-        assert await registry.submit("alice", {"b": 4, "a": 1})
+        other_one = await registry.submit("alice", {"b": 4, "a": 1})
+        assert (other_one.reason, other_one.decided) == (SendRefused.DECIDED, {"b": 2})
+        assert await registry.submit("alice", {"b": 2})  # which stands
+        assert [one.call for one in await registry.questions()] == ["late"]
         for _ in range(6):
             await stage.advance(1)
         assert brief(await receipt.settled()) == (
             "ran",
             [["result", 1], ["result", 2], ["cancelled", "not decided in 5 s"]],
         )
+
+
+@pytest.mark.parametrize("where", ["round", "attempt", "data"])
+async def test_a_decision_counts_for_the_call_that_was_shown_and_for_no_other_with_its_id(
+    stage: DurableStage, mock_clock: MockClock, where: str
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        shown = ["read", "delete"] if where == "round" else ["read" if not found else "delete"]
+        for what in shown:
+            call = {"id": "call_0", "name": "tool" if where == "data" else what}
+            decision = await turn.approve(call, data=what if where == "data" else None)
+            found.append((decision.id, what, decision.value))
+        if turn.run.attempt == 1 and where != "round":
+            raise ConnectionError("the model is away")
+        return found
+
+    found: list[tuple[str, str, Any]] = []
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        registry = SharedRunRegistry(lanes)
+        receipt = await stage.inbox().post("work")
+        await stage.settle()
+        assert await registry.submit("alice", {"call_0": "yes"})
+        for _ in range(20):
+            await stage.advance(1)
+        (question,) = await registry.questions("alice")
+        assert question.call == "call_0#2"
+        again = await registry.submit(question.job, {"call_0": "no"})
+        assert (again.reason, again.decided) == (SendRefused.DECIDED, {"call_0": "yes"})
+        assert found == [("call_0", "read", "yes")]
+        assert await registry.submit(question.job, {question.call: "no"})
+        settled = await receipt.settled()
+        assert settled.result == [["call_0", "read", "yes"], ["call_0", "delete", "no"]]
+        assert await registry.questions() == []
+        assert await registry.questions(question.job) == []
+
+
+async def test_a_decision_of_a_turn_is_none_of_the_next_turn_that_asks_with_its_id(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        return (await turn.approve({"id": "call_0", "name": turn.messages[0]})).value
+
+    stage.special.update(read=work, delete=work)
+    async with stage.open() as lanes:
+        registry = SharedRunRegistry(lanes)
+        first = await stage.inbox().post("read")
+        await stage.settle()
+        (question,) = await registry.questions("alice")
+        assert await registry.submit(question.job, {"call_0": "yes"})
+        assert (await first.settled()).result == "yes"
+        second = await stage.inbox().post("delete")
+        await stage.settle()
+        late = await registry.submit(question.job, {"call_0": "yes"})
+        assert late.reason is SendRefused.NO_ACTIVE_RUN
+        assert await second.state() is MessageState.IN_TURN
+        assert await registry.submit("alice", {"call_0": "no"})
+        assert (await second.settled()).result == "no"
+
+
+async def test_a_decision_that_was_taken_before_a_crash_is_that_of_the_next_attempt(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        first = (await turn.approve("a")).value
+        if turn.run.attempt == 1:
+            raise ConnectionError("the model is away")
+        return [first, (await turn.approve("b")).value]
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        registry = SharedRunRegistry(lanes)
+        receipt = await stage.inbox().post("work")
+        await stage.settle()
+        assert await registry.submit("alice", {"a": 1})
+        for _ in range(20):
+            await stage.advance(1)
+        assert await registry.submit("alice", {"b": 2, "a": 1})
+        assert brief(await receipt.settled()) == ("ran", [1, 2])
+
+
+async def test_two_who_decide_at_once_are_told_which_decision_stands(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        return (await turn.approve("c")).value
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        receipt = await stage.inbox().post("work")
+        await stage.settle()
+        told: dict[str, Any] = {}
+
+        async def decide(word: str) -> None:
+            told[word] = await SharedRunRegistry(lanes).submit("alice", {"c": word})
+
+        async with trio.open_nursery() as nursery:
+            for word in ("yes", "no"):
+                nursery.start_soon(decide, word)
+        result = (await receipt.settled()).result
+        (stands,) = [word for word, answer in told.items() if answer]
+        assert stands == result
+        other = told["no" if stands == "yes" else "yes"]
+        assert other.reason in (SendRefused.DECIDED, SendRefused.NO_ACTIVE_RUN)
+        if other.reason is SendRefused.DECIDED:
+            assert other.decided == {"c": stands}
+
+
+async def test_a_turn_takes_decisions_of_its_own_process_on_what_it_has_asked_alone(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(decide, turn)
+            return (await turn.approve("c")).value
+
+    async def decide(turn: DurableTurn) -> None:
+        await stage.settle()
+        with pytest.raises(ValueError, match="has not asked about 'd'"):
+            turn.submit({"c": 1, "d": 2})
+        turn.submit({"c": 3})
+        turn.submit({"c": 4})
+
+    stage.special["work"] = work
+    async with stage.open():
+        receipt = await stage.inbox().post("work")
+        assert brief(await receipt.settled()) == ("ran", 3)
+
+
+async def test_a_turn_of_a_release_before_has_its_questions_and_decisions(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        if turn.run.attempt == 1:
+            await turn.run.checkpoint({**turn._kept, "call a": ["result", "yes"], "call b": None})
+            raise ConnectionError("a deploy")
+        return [(await turn.approve(id)).value for id in ("a", "b")]
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        receipt = await stage.inbox().post("work")
+        for _ in range(20):
+            await stage.advance(1)
+        assert await SharedRunRegistry(lanes).submit("alice", {"b": "no"})
+        assert brief(await receipt.settled()) == ("ran", ["yes", "no"])
 
 
 # ---- a turn as a run

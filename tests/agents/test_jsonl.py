@@ -90,6 +90,21 @@ async def test_a_thread_is_a_file_that_only_grows_by_a_line_for_each_commit(
     assert all(isinstance(json.loads(line), list) for line in sizes[-1].splitlines())
 
 
+async def test_its_files_and_its_folder_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        store = JsonlTranscript(tmp_path / "conversations")
+        async with Conversation("thread", store).turn("a secret"):
+            pass
+        store.close()
+    finally:
+        os.umask(before)
+    folder = tmp_path / "conversations"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (file,) = folder.glob("*.jsonl")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
 async def test_what_was_in_progress_at_a_crash_loads_as_incomplete(tmp_path: Path) -> None:
     conversation = Conversation("thread", JsonlTranscript(tmp_path))
     async with conversation.turn("u1") as turn:

@@ -80,6 +80,7 @@ FILES = {
     "QueueOf": ("acts/inspection.py", "inspection.lua", LANES, RUN),
     "StatusOf": ("acts/inspection.py", "inspection.lua", JOB, DEADLOCK),
     "RunningIn": ("acts/inspection.py", "inspection.lua", LANES),
+    "Keyed": ("acts/inspection.py", "inspection.lua", LANES),
     "BlockersOf": ("acts/inspection.py", "blockers.lua", LANES),
     "JobsOf": ("acts/inspection.py", "inspection.lua", LANES, VALKEY),
     "Check": ("acts/inspection.py", "inspection.lua", LANES, VALKEY),

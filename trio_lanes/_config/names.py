@@ -18,6 +18,18 @@ MONITOR_KEY: Final = "TRIO_LANES_MONITOR_KEY"  # the variable with the key of a 
 _PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
 
 
+def name_of(fn: object) -> str:
+    """Return the name of a function, of a `functools.partial` of one, or of the class of ``fn``.
+
+    Never its ``repr``: that of a bound method, or of a partial, shows all that it holds.
+    """
+    for of in (fn, getattr(fn, "func", None), type(fn)):
+        name = getattr(of, "__qualname__", None)
+        if isinstance(name, str):
+            return name
+    raise AssertionError  # pragma: no cover - a class has a name
+
+
 def _trimmed(what: str, name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a string, not {name!r}")

@@ -31,6 +31,7 @@ from ._inbox.receipt import SettledKind as SettledKind
 from ._inbox.table import Inboxes as Inboxes
 from ._inbox.turn import Handler as Handler
 from ._inbox.turn import Turn as Turn
+from ._runs.questions import Question as Question
 from ._runs.registry import Registered as Registered
 from ._runs.registry import Run as Run
 from ._runs.registry import RunRegistry as RunRegistry

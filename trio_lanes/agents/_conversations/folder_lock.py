@@ -29,7 +29,7 @@ def lock_folder(folder: Path) -> sqlite3.Connection:
       TranscriptLockedError: if another object has it.
       OSError: if it cannot be made or locked.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(0o700, parents=True, exist_ok=True)
     path = (folder / FILE).absolute()  # SQLite may read a relative one as a URI
     try:
         connection = sqlite3.connect(

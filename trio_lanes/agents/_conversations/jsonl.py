@@ -20,6 +20,7 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from threading import Lock
@@ -33,6 +34,7 @@ from .locks import ThreadLocks
 from .recent import RecentThreads
 from .transcript import Commit, TranscriptError, check_thread_id
 
+_FOR_OWNER: Final = partial(os.open, mode=0o600)  # conversations are nobody else's to read
 _LOCKS: Final = 64
 _STEP: Final = 64 * 1024  # bytes that one search step for the last newline reads
 _MARKS: Final = 10_000  # files of which the store knows where their last line begins
@@ -168,9 +170,9 @@ class JsonlTranscript:
 
     def _append(self, path: Path, line: bytes) -> None:
         with self._lock(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
             # Unbuffered, so that closing the file does not repeat a write that has failed.
-            with open(path, "a+b", buffering=0) as file:
+            with open(path, "a+b", buffering=0, opener=_FOR_OWNER) as file:
                 end = _whole_lines(file)
                 file.truncate(end)
                 try:
@@ -202,7 +204,7 @@ class JsonlTranscript:
 
 
 def _write_lines(path: str, mode: str, lines: Iterable[bytes]) -> None:
-    with open(path, mode) as file:
+    with open(path, mode, opener=_FOR_OWNER) as file:
         file.writelines(line + b"\n" for line in lines)
         file.flush()
         os.fsync(file.fileno())

@@ -176,7 +176,7 @@ class DurableInbox:
         if known is not None:
             return self._receipt(id, known.job)
         if found and mode is WhenBusy.REJECT:
-            return self._refusal(id, SettledKind.REJECTED)
+            return await self._refusal(id, key, SettledKind.REJECTED)
         waiting = [one for one in found if one.state is not DurableState.RUNNING]
         replaced: list[QueuedMessage] = []
         dropped: list[QueuedMessage] = []
@@ -185,7 +185,7 @@ class DurableInbox:
         if len(waiting) >= self._options.cap and not replaced:
             victims = [one for one in waiting if not (one.rules.goes_first or one.begun)]
             if self._options.overflow is Overflow.DROP_NEWEST or not victims:
-                return self._refusal(id, SettledKind.DROPPED)
+                return await self._refusal(id, key, SettledKind.DROPPED)
             if self._options.overflow is Overflow.DROP_OLDEST:
                 dropped = victims[:1]
         aborted = set(await self._running(found)) if mode in GO_FIRST and found else set()
@@ -197,6 +197,7 @@ class DurableInbox:
             runs_at_once=not found,
             **attrs.asdict(self._options),
             rolls_back=_to_roll_back(mode, [one for one in found if one.job in aborted]),
+            waited=max((one.waited for one in dropped if one.rules.is_collected), default=0.0),
         )
         try:
             job = await self._lanes.submit(
@@ -214,6 +215,15 @@ class DurableInbox:
         if mode in GO_FIRST and found:
             await self._lanes.put_first(job.id)
             others += [(one, f"interrupted by {id}", True) for one in aborted]
+        first = next((one for one in waiting if one not in dropped), None)
+        if (
+            first is not None
+            and first.state is DurableState.PARKED
+            and first.rules.is_collected
+            and not first.begun
+            and not waiting[-1].rules.is_joined_by(rules)
+        ):  # collected messages are due when another kind is behind them
+            await self._lanes.promote(first.job)
         if others and (await job.status()).state in NOT_ENDED:  # else the store remembers its end
             for other, reason, running in others:
                 await self._lanes.cancel(other, reason, running=running)
@@ -279,7 +289,11 @@ class DurableInbox:
     def _receipt(self, id: str, job: int) -> DurableReceipt:
         return DurableReceipt(self, id, self._lanes.job(job))
 
-    def _refusal(self, id: str, kind: SettledKind) -> DurableReceipt:
+    async def _refusal(self, id: str, key: str, kind: SettledKind) -> DurableReceipt:
+        """Return the receipt of a message that is refused, unless its id is known."""
+        known = await self._lanes.keyed(key)
+        if known is not None:  # it has ended, and its store remembers it
+            return self._receipt(id, known.id)
         return DurableReceipt(self, id, None, Settled(kind))
 
 

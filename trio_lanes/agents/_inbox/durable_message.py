@@ -66,6 +66,9 @@ class Rules(Posted):
     overflow: Overflow = attrs.field(converter=Overflow)
     rolls_back: list[str] = attrs.field(factory=list)
     """The ids of the turns that it has aborted in mode ROLLBACK, and those that these had."""
+    waited: float = 0.0
+    """Seconds for which a collected message had waited that this one has dropped: ``max_wait``
+    counts from that, or a stream of messages that overflows the inbox would never be due."""
 
 
 @final
@@ -82,8 +85,14 @@ class QueuedMessage:
     begun: bool
     """Whether a turn of it may have begun: then no other turn takes it."""
     age: float
+    """Seconds since it was accepted."""
     edits: tuple[int, ...] = ()
     """The jobs of its edits, the last of which has its content."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which it waits, or a collected message did that it has dropped."""
+        return self.age + self.rules.waited
 
     @property
     def waits(self) -> bool:
@@ -96,6 +105,7 @@ class QueuedMessage:
         return not self.rules.goes_first, self.job
 
 
+_ADDED: Final = {"waited"}  # fields that a message of an earlier release does not have
 _MESSAGE: Final = {"id", "message", *attrs.fields_dict(Rules)}
 _EDIT: Final = {"edits", "id", "message"}
 
@@ -125,7 +135,7 @@ def edit_of(message: QueuedMessage, content: Any) -> dict[str, Any]:
 
 def is_message(payload: Any) -> bool:
     """Whether a payload was made by `payload_of`."""
-    return isinstance(payload, dict) and payload.keys() == _MESSAGE
+    return isinstance(payload, dict) and payload.keys() | _ADDED == _MESSAGE
 
 
 def is_edit(payload: Any) -> bool:

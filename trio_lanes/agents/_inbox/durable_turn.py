@@ -58,6 +58,8 @@ from trio_lanes.durable import (
 )
 
 from ..._config import check as _check
+from ..._config.names import name_of
+from .._runs.questions import PREFIX, Kept, digest_of, kept_from
 from .._runs.shared_registry import hearing
 from .._tools.calls import AnyCall, ToolResult, call_id, call_record
 from .base_turn import BaseTurn
@@ -81,6 +83,8 @@ from .durable_message import (
 from .queue import Overflow, Summary, WhenBusy, one_line
 
 _log: Final = logging.getLogger("trio_lanes.agents")
+
+_Question: TypeAlias = tuple[str, str | None]  # its id, and the digest of what it shows
 
 RESOLUTION: Final = 1e-6
 """Seconds. A difference of stored times may be wrong by less, and a retry after less may be due at
@@ -130,7 +134,12 @@ class DurableTurn(BaseTurn):
         self._taken: Final[set[str]] = set()  # ids of steers that may have late edits
         self._sent: dict[int, Any] = {}  # {its number: a message of a registry, not taken yet}
         self._sent_before: Final = count().__next__
-        self._outputs: Final[dict[str, Any]] = {}  # {call id: the decision that came first}
+        self._asked: Final = {  # {id of a question: the digest of what it shows}
+            name.removeprefix(PREFIX): kept_from(value).of
+            for name, value in kept.items()
+            if name.startswith(PREFIX)
+        }
+        self._outputs: Final[dict[_Question, Any]] = {}  # {question: the decision that came first}
         self._submitted: Final = trio.lowlevel.ParkingLot()
         self._hears = False  # whether a call of `approve` hears of decisions for all
         self._writing: Final = trio.Lock()  # each checkpoint has what the former ones have
@@ -172,15 +181,20 @@ class DurableTurn(BaseTurn):
 
         The question is an event of the job (`~trio_lanes.durable.DurableJob.events`):
         ``{"approve": "call-1", "data": data}``. `SharedRunRegistry.submit` decides, on any
-        instance: ``await registry.submit("alice", {"call-1": "yes"})``; if it is false, no attempt
-        of the turn runs now: try again. Meanwhile the turn lends its slot. The first decision
-        counts, also for every later attempt: they return it at once, and do not ask again. If the
-        process dies before it has stored that it asked, the same question is asked twice. A
-        cancellation, and so a drain, leaves the question open.
+        instance: ``await registry.submit("alice", {"call-1": "yes"})``; its result says whether
+        that decision stands, or no attempt of the turn runs now: then try again. Meanwhile the turn
+        lends its slot. The first decision counts, also for every later attempt: they return it at
+        once, and do not ask again. If the process dies before it has stored that it asked, the same
+        question is asked twice. A cancellation, and so a drain, leaves the question open.
+        `SharedRunRegistry.questions` lists what is open.
+
+        A decision is for what was shown, ``call`` with ``data``. Another call with an id that the
+        turn has asked about, or the same one with other data, is another question: its id in the
+        event, and for `submit`, has ``#2`` behind it, or ``#3``, and so on.
 
         Args:
-          call: the call, with an id that is unique in the turn and the same in each attempt: keep
-            what a model has said by `checkpoint` first.
+          call: the call, with an id. An attempt that has to find its decision must ask about the
+            same call: keep what a model has said by `checkpoint` first.
           data: JSON for those who decide; None for the call as it is.
           timeout: seconds in which this attempt has to get the decision.
 
@@ -190,47 +204,85 @@ class DurableTurn(BaseTurn):
 
         Raises:
           TypeError, ValueError: for a call without an id, or a bad timeout.
-          PayloadError: if the question is not JSON, or larger than 64 KiB.
+          PayloadError: if the question is not JSON, or larger than 64 KiB, or too large together
+            with the messages of the turn.
         """
         _check.seconds("timeout", timeout)
-        id = call_id(call)
-        name = f"call {id}"
+        shown = call_record(call) if data is None else data
+        of = digest_of(call_record(call), shown)
+        id = self._question(call_id(call), of)
+        name = PREFIX + id
         if name not in self._kept:
-            asked = call_record(call) if data is None else data
-            await self.run.emit({"approve": id, "data": asked})
-            await self._write(name, None)
-        if self._kept[name] is None:
-            await self._write(name, await self._decision(id, timeout))
+            try:
+                await self._write(name, Kept(of, data=shown).as_json())
+                await self._show(id, shown)
+            except PayloadError:
+                self._kept.pop(name, None)
+                del self._asked[id]
+                raise
+        elif not kept_from(self._kept[name]).is_shown:
+            await self._show(id, shown)
+        kept = kept_from(self._kept[name])
+        if kept.decision is None:
+            decision = await self._decision((id, kept.of), timeout)
+            kept = Kept(kept.of, is_shown=True, decision=decision)
+            await self._write(name, kept.as_json())
         else:
             await trio.lowlevel.checkpoint()
-        return ToolResult(id, *self._kept[name])
+        assert kept.decision is not None
+        return ToolResult(call_id(call), *kept.decision)  # type: ignore[arg-type]  # its kind
 
-    async def _decision(self, id: str, timeout: float) -> tuple[str, Any]:
+    def _question(self, call: str, of: str) -> str:
+        """Return the id of the question about ``call`` that shows what has the digest ``of``."""
+        for number in count(1):
+            id = call if number == 1 else f"{call}#{number}"
+            if self._asked.setdefault(id, of) in (of, None):
+                return id
+        raise AssertionError  # pragma: no cover - the loop has no end
+
+    async def _show(self, id: str, shown: Any) -> None:
+        await self.run.emit({"approve": id, "data": shown})
+        kept = kept_from(self._kept[PREFIX + id])
+        await self._write(PREFIX + id, attrs.evolve(kept, is_shown=True).as_json())
+
+    async def _decision(self, question: _Question, timeout: float) -> tuple[str, Any]:
         async with self.run.yield_slot():
             with trio.move_on_after(timeout):
-                while id not in self._outputs:
-                    await (self._submitted.park() if self._hears else self._hear(id))
-        if id in self._outputs:
-            return "result", self._outputs[id]
+                while question not in self._outputs:
+                    await (self._submitted.park() if self._hears else self._hear(question))
+        if question in self._outputs:
+            return "result", self._outputs[question]
         return "cancelled", f"not decided in {timeout:g} s"
 
-    async def _hear(self, id: str) -> None:
-        """Hear of decisions until the one on ``id`` is there; then another call goes on."""
+    async def _hear(self, question: _Question) -> None:
+        """Hear of decisions until that on ``question`` is there; then another call goes on."""
         self._hears = True
         try:
             async with hearing(self.run, self, self.queue_message, self.submit):
-                while id not in self._outputs:
+                while question not in self._outputs:
                     await self._submitted.park()
         finally:
             self._hears = False
             self._submitted.unpark_all()
 
     def submit(self, outputs: Mapping[str, Any]) -> None:
-        """Decide on calls, as `SharedRunRegistry.submit` does from any instance: ``{id: value}``.
+        """Decide on questions, as `SharedRunRegistry.submit` does anywhere: ``{id: value}``.
 
-        The first decision on a call counts; it may come before the turn asks. Not a checkpoint.
+        The first decision counts. Not a checkpoint.
+
+        Raises:
+          ValueError: if the turn has not asked about one of them; then nothing is decided.
         """
-        self._outputs.update({**outputs, **self._outputs})
+        unknown = [id for id in outputs if id not in self._asked]
+        if unknown:
+            raise ValueError(f"the turn has not asked about {', '.join(map(repr, unknown))}")
+        for id, value in outputs.items():
+            self._decide({id: value}, of=self._asked[id])
+
+    def _decide(self, outputs: Mapping[str, Any], *, of: str | None) -> None:
+        """Decide on questions that show what has the digest ``of``, asked by now or later."""
+        for id, value in outputs.items():
+            self._outputs.setdefault((id, of), value)
         self._submitted.unpark_all()
 
     async def _write(self, name: str, value: Any) -> None:
@@ -371,8 +423,7 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
         await run.cancel(turn._reason)
         await trio.sleep_forever()  # until this instance hears of it
 
-    serve.__name__ = getattr(handler, "__name__", repr(handler))
-    serve.__qualname__ = getattr(handler, "__qualname__", repr(handler))
+    serve.__name__ = serve.__qualname__ = name_of(handler)
     return serve
 
 
@@ -403,7 +454,8 @@ async def _begin(run: DurableRun, alone: dict[str, Any], rules: Rules) -> dict[s
             victims, unit = _unit([own, *behind], own.rules if summarize else None)
             if unit[0].rules.is_collected and unit[-1] is [own, *behind][-1]:
                 last = unit[-1]
-                due = min(last.rules.debounce - last.age, own.rules.max_wait - own.age)
+                oldest = max(one.waited for one in unit)
+                due = min(last.rules.debounce - last.age, own.rules.max_wait - oldest)
                 if due > RESOLUTION:
                     raise Retry(due, counts=False, order="keep")
         unit = unit[: int(min(most, len(unit)))]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, final
 
@@ -73,6 +74,10 @@ class SendRefused(enum.Enum):
     """The run is rewriting its history."""
     STOPPED = "stopped"
     """The run refused the message, or raised."""
+    NOT_ASKED = "not_asked"
+    """The run asks for decisions, and not on one of these calls. Nothing was decided."""
+    DECIDED = "decided"
+    """Another decision stands: `SendResult.decided` has it."""
 
 
 @final
@@ -82,6 +87,9 @@ class SendResult:
 
     reason: SendRefused | None = None
     """The reason of the refusal; None if the message was accepted."""
+    decided: Mapping[str, Any] = attrs.field(factory=dict)
+    """What stands for the calls on which another decision came first, by their ids. The other
+    decisions of the call count."""
 
     def __bool__(self) -> bool:
         return self.reason is None

@@ -9,10 +9,12 @@ messages.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, cast, final
 
 import trio
@@ -22,11 +24,13 @@ from trio_lanes.durable import (
     DurableJobError,
     DurableLanes,
     DurableRun,
+    DurableState,
     DurableStatus,
     ResultGoneError,
     current_job,
 )
 
+from .questions import Question, decision_in, decision_key, open_questions, questions_in
 from .registry import SHORTEST_WAIT, Run, RunRegistry, SendRefused, SendResult, refusal_of
 
 _log: Final = logging.getLogger("trio_lanes.agents")
@@ -134,12 +138,80 @@ class SharedRunRegistry:
     ) -> SendResult:
         """Hand the outputs of calls, or approvals, to the active run of ``session``.
 
+        A decision on a question of `DurableTurn.approve` is set if none is set, over all instances
+        and restarts: the result is true if what stands is ``outputs``, whoever has set it; else
+        it is DECIDED, and has what stands. It counts for what the question has shown.
+
         Args:
-          session: the key of the session; or the number of a job, which no later run is taken for.
-          outputs: ``{call id: output}``, in JSON.
-          key: outputs to one job with the same key are handed over once.
+          session: the key of the session; or the number of a job, which no later run is taken for:
+            with the session alone, it is a decision of whichever turn is active now.
+          outputs: ``{call id: output}``, in JSON. While a turn asks, each must be an id of one of
+            its questions, or else all are refused: NOT_ASKED.
+          key: outputs to one job with the same key are handed over once. Decisions need none.
         """
-        return await self._send(session, "outputs", dict(outputs), key)
+        outputs = dict(outputs)
+        status = await self._active(session)
+        if status is None:
+            return SendResult(SendRefused.NO_ACTIVE_RUN)
+        known = questions_in(status)
+        if not any(one.decision is None for one in known.values()) and not set(known) & set(
+            outputs
+        ):
+            return await self._send(session, "outputs", outputs, key)
+        if not set(outputs) <= set(known):
+            return SendResult(SendRefused.NOT_ASKED)
+        decided: dict[str, Any] = {}
+        for call, value in outputs.items():
+            stands = decision_in(status, call)
+            if stands is None:
+                said = {_KIND: "outputs", "what": {call: value}, "of": known[call].of}
+                # the first message with the key is the decision, whoever sends another one
+                sent = await self._lanes.send(status.id, said, key=decision_key(call))
+                if not sent:
+                    assert sent.reason is not None
+                    return SendResult(SendRefused(sent.reason))
+                stands = await self._standing(status.id, call)
+            if stands is None or stands[1] != json.loads(json.dumps(value)):
+                decided[call] = None if stands is None else stands[1]
+        return SendResult(SendRefused.DECIDED, decided) if decided else SendResult()
+
+    async def questions(self, session: str | int | None = None) -> list[Question]:
+        """Return the open questions of `DurableTurn.approve`: of a session, of a job, or of all.
+
+        Without a session each job that runs is looked at, in a call of the store for each.
+        """
+        if session is not None:
+            status = await self._active(session)
+            return [] if status is None else open_questions(status)
+        found: list[Question] = []
+        after = 0
+        while page := await self._lanes.jobs(states=[DurableState.RUNNING], after=after):
+            for one in page:
+                found += await self.questions(one.id)
+            after = page[-1].id
+        return found
+
+    async def _active(self, session: str | int) -> DurableStatus | None:
+        """Return the status and the texts of the job that runs in a session, or of this job."""
+        id: int | None = None
+        if isinstance(session, str):
+            running = await self._lanes.running(session)
+            id = None if running is None else running.id
+        else:
+            id = session
+        try:
+            status = None if id is None else await self._lanes.job(id).status(texts=True)
+        except ResultGoneError:
+            return None
+        return status if status is not None and status.state is DurableState.RUNNING else None
+
+    async def _standing(self, job: int, call: str) -> tuple[str, Any] | None:
+        """Return the kind and the value of the decision on a call; None: the job is forgotten."""
+        try:
+            status = await self._lanes.job(job).status(texts=True)
+        except ResultGoneError:
+            return None
+        return decision_in(status, call)
 
     async def wait_ended(self, session: str, timeout: float = 15.0) -> bool:
         """Wait until the job that runs in ``session`` now has ended; False at the timeout.
@@ -182,6 +254,7 @@ async def hearing(
     """
     waiting: deque[Any] = deque()
     come = trio.lowlevel.ParkingLot()
+    decide = getattr(run, "_decide", None)  # of a `DurableTurn`
 
     def queue(message: Any) -> None:
         waiting.append(message)
@@ -193,7 +266,7 @@ async def hearing(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_offer, job, take, waiting, come)
-            nursery.start_soon(_hear, job, hand)
+            nursery.start_soon(_hear, job, hand, decide)
             try:
                 yield
             except BaseException as error:
@@ -209,7 +282,7 @@ async def hearing(
                 _call(job, post_later, message)
 
 
-async def _hear(job: DurableRun, hand: _Hand) -> None:
+async def _hear(job: DurableRun, hand: _Hand, decide: Callable[..., object] | None) -> None:
     """Hand over each message by its kind; what no registry has sent is a message as it is."""
     messages = job.messages()
     while True:
@@ -219,7 +292,9 @@ async def _hear(job: DurableRun, hand: _Hand) -> None:
             await trio.sleep(_LISTEN_AGAIN)
             continue
         kind = message.get(_KIND) if isinstance(message, dict) else None
-        if kind in hand:
+        if kind in hand and "of" in message and decide is not None:
+            _call(job, partial(decide, of=message["of"]), message["what"])
+        elif kind in hand:
             _call(job, hand[kind], message["what"])
         else:
             hand["message"](message)

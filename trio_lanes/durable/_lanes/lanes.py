@@ -788,6 +788,16 @@ class DurableLanes(HasEnd):
         """Return the status of the job that runs in a session, on any instance; else None."""
         return await self._store.look(inspection.RunningIn(_session(session)))
 
+    async def keyed(self, key: str) -> DurableStatus | None:
+        """Return the state of the job that has a key, which may have ended, or None.
+
+        A submission with that key now would be that job, unless it gives its key up (`submit`).
+
+        Raises:
+          TypeError, ValueError: for a key that no job can have.
+        """
+        return await self._store.look(inspection.Keyed(checked_name("key", key)))
+
     async def blocked_by(self, id: int) -> tuple[DurableBlocker, ...]:
         """Return why a job does not go on, as the next step would find it.
 

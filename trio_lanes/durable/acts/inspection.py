@@ -141,6 +141,16 @@ class RunningIn(Question[DurableStatus | None]):
         return None if job is None else status_from(job, queues.now, _holds_of(queues, job))
 
 
+class Keyed(Question[DurableStatus | None]):
+    """The job that has a key, which may have ended; None if none has it."""
+
+    key: str
+
+    def answer(self, queues: Queues) -> DurableStatus | None:
+        job = queues.tables.keyed(self.key)
+        return None if job is None else status_from(job, queues.now, _holds_of(queues, job))
+
+
 class BlockersOf(Question[tuple[DurableBlocker, ...] | None]):
     """Why a job does not go on; None if it is unknown.
 

@@ -96,6 +96,24 @@ class ControlStories(Bench):
             assert not await lanes.cancel(running.id)
             assert not await lanes.cancel(10**9)
 
+    async def test_the_job_that_has_a_key_is_found_until_it_is_forgotten(self) -> None:
+        async with self.instance(result_ttl=100) as lanes, self.instance(worker=False) as elsewhere:
+            assert await elsewhere.keyed("k") is None
+            job = await self.submitted("gate", "a", key="k")
+            for state in (DurableState.RUNNING, DurableState.SUCCEEDED):
+                status = await elsewhere.keyed("k")
+                assert status is not None
+                assert (status.id, status.state) == (job.id, state)
+                self.gate("a").set()
+                await job.wait()
+            await self.advance(200)
+            await self.settle()
+            await (await lanes.submit("echo", "b")).wait()  # a step that forgets
+            await self.advance(2)
+            assert await lanes.keyed("k") is None
+            with self.raises(ValueError):
+                await lanes.keyed("")
+
     async def test_abort_stops_what_runs_in_a_session_and_not_what_waits(self) -> None:
         async with self.instance() as lanes, self.instance(worker=False) as elsewhere:
             assert await elsewhere.running("alice") is None

@@ -87,6 +87,12 @@ function READS.running_in(session)
   return { 0, job and record_of(job) or false }
 end
 
+-- The status of the job that has a key.
+function READS.keyed(key)
+  local job = keyed(key)
+  return { 0, job and record_of(job) or false }
+end
+
 -- Answer: jobs, and the id after which the next page begins; false: there are no more.
 function READS.jobs_of(of, after, limit)
   local found, last = page_of(cjson.decode(of), after, tonumber(limit))
