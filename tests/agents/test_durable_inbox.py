@@ -1546,7 +1546,7 @@ async def test_what_a_turn_was_sent_and_has_not_taken_is_posted_once_for_all_att
     stage = DurableStage(store, mock_clock)  # type: ignore[arg-type]
 
     async def die() -> None:  # when the first of the two has been posted
-        raise StoreUnavailableError("the process was killed")
+        raise ConnectionError("the process was killed")
 
     async def work(turn: DurableTurn) -> Any:
         async with SharedRunRegistry(stage.lanes).running(turn):

@@ -402,6 +402,22 @@ async def test_a_drain_keeps_the_text_so_far_and_logs_no_error(
     assert [one.message for one in caplog.records if one.levelname != "INFO"] == []
 
 
+async def test_who_has_no_worker_reads_a_conversation_while_its_turns_run() -> None:
+    store = MemoryStore()
+    async with (
+        open_durable_lanes(store, {}) as lanes,
+        open_durable_lanes(store.another(), {}, worker=False) as asking,
+    ):
+        async with Conversation("t", SharedTranscripts(lanes)).turn("hello") as turn:
+            await turn.append("an ans")
+            reader = Conversation("t", SharedTranscripts(asking))
+            shown = [(m.role, m.content, m.status) for m in await reader.messages()]
+            assert shown[0][:2] == ("user", "hello")
+            assert shown[1] == ("assistant", "an ans", "in_progress")
+            await turn.finish()
+        assert [m.content for m in await reader.messages()] == ["hello", "an ans"]
+
+
 async def test_a_body_that_a_reset_has_abandoned_writes_to_no_log(
     autojump_clock: MockClock,
 ) -> None:

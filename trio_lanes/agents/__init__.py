@@ -31,12 +31,12 @@ from ._inbox.receipt import SettledKind as SettledKind
 from ._inbox.table import Inboxes as Inboxes
 from ._inbox.turn import Handler as Handler
 from ._inbox.turn import Turn as Turn
-from ._runs.questions import Question as Question
 from ._runs.registry import Registered as Registered
 from ._runs.registry import Run as Run
 from ._runs.registry import RunRegistry as RunRegistry
 from ._runs.registry import SendRefused as SendRefused
 from ._runs.registry import SendResult as SendResult
+from ._runs.shared_questions import Question as Question
 from ._runs.shared_registry import SharedRunRegistry as SharedRunRegistry
 from ._runs.status import RUN_TRANSITIONS as RUN_TRANSITIONS
 from ._runs.status import IllegalTransitionError as IllegalTransitionError

@@ -141,11 +141,13 @@ class Conversation:
         """Return all messages of the thread, by place. A checkpoint.
 
         The messages of running turns are included as they are now. The messages of a turn that a
-        crash cut off look as if the turn had been cancelled. It takes no lock of the thread, so
-        lanes with ``worker=False`` will do.
+        crash cut off look as if the turn had been cancelled. With `SharedTranscripts` it takes no
+        lock, so lanes with ``worker=False`` will do.
         """
-        await self._read()
-        return list(self._thread.messages(self.store.live, self._running))
+        reading = getattr(self.store, "reading", self.store.locks.shared)
+        async with reading(self.thread_id):
+            await self._read()
+            return list(self._thread.messages(self.store.live, self._running))
 
     @enable_ki_protection
     async def fork(self, new_id: str) -> Conversation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, MutableSet, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, final
 
 from trio_lanes.durable import DurableLanes, DurableLog
@@ -50,6 +51,10 @@ class SharedTranscripts:
     def live(self) -> MutableSet[str]:
         """The turns that run, here or elsewhere; the latter as of the last `load`."""
         return self._turns
+
+    def reading(self, thread_id: str) -> AbstractAsyncContextManager[None]:
+        """Hold what a reader of a thread needs: nothing, since a log has whole commits alone."""
+        return nullcontext()
 
     def check(self, thread_id: str) -> None:
         """Return if ``thread_id`` can be the name of a log. Not a checkpoint.

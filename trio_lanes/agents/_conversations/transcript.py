@@ -92,8 +92,9 @@ class TranscriptLocks(Protocol):
 class TranscriptStore(Protocol):
     """The interface of a store of threads, as `Conversation` uses it.
 
-    A store belongs to one process, except `SharedTranscripts`. Concurrent calls of its methods must
-    have the same effect as calls one after the other.
+    A store may have a method ``reading(thread_id)``, in whose block a thread is read in place of
+    that of the shared lock. A store belongs to one process, except `SharedTranscripts`. Concurrent
+    calls of its methods must have the same effect as calls one after the other.
     """
 
     @property

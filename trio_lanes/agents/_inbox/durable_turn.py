@@ -59,7 +59,7 @@ from trio_lanes.durable import (
 
 from ..._config import check as _check
 from ..._config.names import name_of
-from .._runs.questions import PREFIX, Kept, digest_of, kept_from
+from .._runs.shared_questions import PREFIX, Kept, digest_of, kept_from
 from .._runs.shared_registry import hearing
 from .._tools.calls import AnyCall, ToolResult, call_id, call_record
 from .base_turn import BaseTurn

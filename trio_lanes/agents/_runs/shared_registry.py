@@ -30,8 +30,8 @@ from trio_lanes.durable import (
     current_job,
 )
 
-from .questions import Question, decision_in, decision_key, open_questions, questions_in
 from .registry import SHORTEST_WAIT, Run, RunRegistry, SendRefused, SendResult, refusal_of
+from .shared_questions import Question, decision_in, decision_key, open_questions, questions_in
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
