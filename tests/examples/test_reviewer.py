@@ -1,4 +1,4 @@
-"""`examples/agents_reviewer.py`: a bot, one who asks and a reviewer, each a process of its own."""
+"""`examples/reviewer.py`: a bot, one who asks and a reviewer, each a process of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.programs import Program, running
 
 pytestmark = pytest.mark.real_processes
 
-EXAMPLE = Path("examples/agents_reviewer.py")
+EXAMPLE = Path("examples/reviewer.py")
 
 
 async def said(*arguments: str | Path) -> str:
@@ -47,11 +47,11 @@ async def test_a_person_decides_in_another_process_also_after_the_bot_was_killed
             job, call = await question(store, "refund order 5")
             bot.process.kill()
             await bot.process.wait()
-            assert "NO_ACTIVE_RUN" in await said("review", store, job, call, "yes")
+            assert "SendRefused.STOPPED" in await said("review", store, job, call, "yes")
             async with running(EXAMPLE, "bot", store) as next_bot:
                 await next_bot.line("ready")
                 while (answer := await said("review", store, job, call, "yes")) != "decided\n":
-                    assert "NO_ACTIVE_RUN" in answer
+                    assert "SendRefused." in answer
                 assert "refund order 5: done" in await rest_of(asking)
                 late = await said("review", store, job, call, "no")
                 assert late.startswith("not decided")

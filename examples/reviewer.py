@@ -1,10 +1,10 @@
 """A bot and those who review it: processes of their own, over one file.
 
-python examples/agents_reviewer.py bot jobs.db                       until Ctrl-C
-python examples/agents_reviewer.py ask jobs.db ann "refund order 5"  prints the answer
-python examples/agents_reviewer.py review jobs.db                    lists what is open
-python examples/agents_reviewer.py review jobs.db JOB CALL yes       decides
-python examples/agents_reviewer.py history jobs.db ann               also while the bot runs
+python examples/reviewer.py bot jobs.db                       until Ctrl-C
+python examples/reviewer.py ask jobs.db ann "refund order 5"  prints the answer
+python examples/reviewer.py review jobs.db                    lists what is open
+python examples/reviewer.py review jobs.db JOB CALL yes       decides
+python examples/reviewer.py history jobs.db ann               also while the bot runs
 """
 
 from __future__ import annotations
