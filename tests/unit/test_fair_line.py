@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from trio_lanes._config.shares import class_of
+from tests.support.chaos import examples
+from trio_lanes._config.shares import OTHERS, class_of
 from trio_lanes._queue.fair import FIRST, FairLine
+from trio_lanes._queue.shares import Scale, Shares
 
 
 @attrs.define(eq=False)
@@ -299,7 +301,7 @@ TestAFairLineIsAListThatIsSearched = AFairLineIsAListThatIsSearched.TestCase
 TestAFairLineIsAListThatIsSearched.settings = settings(stateful_step_count=40)
 
 
-WEIGHTS = st.sampled_from([0.1, 0.5, 1, 2, 3, 4.7, 10])
+WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.0, 5.0, 100.0])
 OWNERS = ("gold", "team:a", "team:b", "team:x", "c", "d", "e")
 
 
@@ -453,3 +455,68 @@ def test_of_what_came_and_went_nothing_is_kept(aging: float) -> None:
     finally:
         tracemalloc.stop()
     assert line.best() is stays
+
+
+# ---- the choice between classes
+
+
+def exact_next(owed: dict[str, Fraction], pulls: dict[str, Fraction]) -> str:
+    """`trio_lanes._config.shares.next_class`, in exact numbers."""
+    total = sum(pulls.values())
+    ahead = {name: owed[name] * total / pulls[name] for name in sorted(pulls)}
+    least = min(Fraction(0), max(ahead.values()))
+    able = [name for name, services in ahead.items() if services + 1 > least]
+    return min(able, key=lambda name: total / pulls[name] - ahead[name])
+
+
+WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.0, 5.0, 100.0])
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    weights=st.lists(WEIGHTS, min_size=1, max_size=5),
+    steps=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=120),
+)
+def test_the_class_that_is_served_is_that_of_the_stores(
+    weights: list[float], steps: list[tuple[int, int]]
+) -> None:
+    named = {chr(ord("a") + n): weight for n, weight in enumerate(weights)}
+    shares, owed, owners = Shares(Scale(named)), dict[str, Fraction](), dict[str, int]()
+    for number, count in steps:
+        name = [*named, OTHERS][number % (len(named) + 1)]
+        if count <= 2 and (owners.get(name) or count):
+            owners[name] = count
+            owed.setdefault(name, Fraction(0))
+            shares.set_owners(name, count)
+            if not count:
+                del owners[name], owed[name]
+        elif owners:
+            pulls = {one: Fraction(named.get(one, 1)) * n for one, n in owners.items()}
+            served = exact_next(owed, pulls)
+            assert shares.next() == served
+            assert shares.copy().next() == served
+            shares.served(served)
+            for one, pull in pulls.items():
+                owed[one] += pull / sum(pulls.values())
+            owed[served] -= 1
+
+
+def test_an_owner_has_the_class_of_the_stores() -> None:
+    weights = {"gold": 4.0, "team:a": 3.0, "team:*": 2.0, "t*": 1.0, "te": 1.0}
+    scale, rest = Scale(weights), Scale({**weights, "*": 5.0})
+    for owner in (
+        "gold",
+        "golden",
+        "team:a",
+        "team:b",
+        "team:",
+        "team",
+        "te",
+        "t",
+        "",
+        "x",
+        7,
+        None,
+    ):
+        assert scale.class_of(owner) == class_of(weights, owner)
+        assert rest.class_of(owner) == class_of({**weights, "*": 5.0}, owner)

@@ -119,6 +119,11 @@ class Group(Served):
         )
         return self.config.concurrency - sum(self.used.values()) - kept < 1
 
+    def leaves_none(self, label: str) -> bool:
+        """Whether all tokens that there are, if any, are reserved for siblings of ``label``."""
+        kept = sum(n for member, n in self.config.reserve.items() if member != label)
+        return 0 < self.config.concurrency <= kept
+
     # ---- which job starts next
 
     def offer(self, lane: LaneActor, now: float) -> None:

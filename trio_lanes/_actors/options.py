@@ -95,7 +95,8 @@ class LaneConfig:
     starts as many jobs as its weight is of the sum of their weights, to within one job. An owner
     has the weight under its own name, else that of the longest template (``"tenant:*"``, ``"*"``)
     that matches it, else 1. An owner that is no string, as that of jobs without session and
-    ``owner=``, matches ``"*"``. A start takes time for each entry with jobs, not for each owner."""
+    ``owner=``, matches ``"*"``. A start costs as much however many owners and entries have jobs; in
+    durable lanes it takes time for each entry that has."""
     fair: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether the owners of jobs take turns, inside a priority."""
     warn_after: float = attrs.field(default=2.0, validator=_check.field(_check.seconds))

@@ -12,20 +12,21 @@ job. The arrival of its first job gives an owner its turn, so that a job which i
 inherits a turn, unless its owner has one. An owner that was served goes behind all other owners,
 and an owner without waiting jobs is forgotten. Jobs of the owner `FIRST` take no turns: they go
 before the jobs of all other owners. With weights, the owners of each entry of these take turns, and
-`shares` chooses between the entries.
+`Shares` chooses between the entries.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from itertools import islice
 from typing import Final, Generic, TypeVar, final
 
-from .._config.shares import OTHERS, class_of, next_class, note_served
+from .._config.shares import OTHERS
 from .backlog import Backlog, in_order
+from .shares import Scale, Shares
 
 T = TypeVar("T", bound=Hashable)
 
@@ -39,18 +40,18 @@ _SERVED: Final = 1 << (_TURNS - 1)  # turns from this one on are for owners that
 class FairLine(Generic[T]):
     """The waiting items, in the order of service.
 
-    A change, and a look at the next item, take O(log n), and with weights O(k log k) for k entries
-    that have items. An item is equal to itself alone, and no two items have the same arrival.
+    A change, and a look at the next item, take O(log n). An item is equal to itself alone, and no
+    two items have the same arrival.
     """
 
-    __slots__ = ("_aging", "_fair", "_lines", "_order", "_places", "_weights")
+    __slots__ = ("_aging", "_fair", "_lines", "_order", "_places", "_scale")
 
     def __init__(
         self, aging: float = math.inf, fair: bool = False, weights: Mapping[str, float] = {}
     ) -> None:
         self._aging = None if aging == math.inf else Fraction(aging)
         self._fair = fair
-        self._weights = weights
+        self._scale = Scale(weights) if weights else None
         self._places: dict[T, tuple[int, int, Hashable]] = {}  # {item: (priority, arrival, owner)}
         self._lines: dict[int, _Priority[T]] = {}  # {priority: its items}
         self._order = _Lowest()  # of the priorities, negated, so that the higher wins a tie
@@ -76,7 +77,7 @@ class FairLine(Generic[T]):
             owner = None
         line = self._lines.get(priority)
         if line is None:
-            line = self._lines[priority] = _Priority(self._weights)
+            line = self._lines[priority] = _Priority(self._scale)
         self._places[item] = priority, arrival, owner
         line.add(item, arrival, owner)
         if self._aging is not None:
@@ -182,14 +183,14 @@ class FairLine(Generic[T]):
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Give the owners other weights; they keep their turns. This takes linear time in them."""
-        self._weights = weights
+        self._scale = Scale(weights) if weights else None
         for line in self._lines.values():
-            line.set_weights(weights)
+            line.set_scale(self._scale)
 
     def copy(self) -> FairLine[T]:
         """Return another line that serves the same items in the same order."""
-        other: FairLine[T] = FairLine(fair=self._fair, weights=self._weights)
-        other._aging = self._aging
+        other: FairLine[T] = FairLine(fair=self._fair)
+        other._scale, other._aging = self._scale, self._aging
         other._places = dict(self._places)
         for priority, line in self._lines.items():
             other._lines[priority] = line.copy()
@@ -219,12 +220,12 @@ class FairLine(Generic[T]):
 class _Priority(Generic[T]):
     """The items of one priority."""
 
-    __slots__ = ("_latest", "_owed", "_rings", "_served", "_weights", "oldest", "waits")
+    __slots__ = ("_latest", "_rings", "_scale", "_served", "_shares", "oldest", "waits")
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        self._weights = weights
+    def __init__(self, scale: Scale | None) -> None:
+        self._scale = scale
+        self._shares = None if scale is None else Shares(scale)
         self._rings: dict[str | None, _Ring[T]] = {}  # {class of owners: items}; None: of `FIRST`
-        self._owed: dict[str, float] = {}  # {class: services}, see `shares`
         self._latest = 0  # the highest arrival so far
         self._served = 0  # how often an owner was served
         self.waits = _Lowest()  # {arrival: since}
@@ -237,14 +238,15 @@ class _Priority(Generic[T]):
     def _class_of(self, owner: Hashable) -> str | None:
         if owner is FIRST:
             return None
-        return class_of(self._weights, owner) if self._weights else OTHERS
+        return OTHERS if self._scale is None else self._scale.class_of(owner)
 
     def add(self, item: T, arrival: int, owner: Hashable) -> None:
         self._latest = max(self._latest, arrival)
-        self._ring_of(owner).add(item, arrival, owner)
-
-    def _ring_of(self, owner: Hashable) -> _Ring[T]:
         name = self._class_of(owner)
+        if self._ring(name).add(item, arrival, owner):
+            self._count_owners(name)
+
+    def _ring(self, name: str | None) -> _Ring[T]:
         ring = self._rings.get(name)
         if ring is None:
             ring = self._rings[name] = _Ring()
@@ -252,8 +254,8 @@ class _Priority(Generic[T]):
 
     def remove(self, arrival: int, owner: Hashable) -> None:
         name = self._class_of(owner)
-        self._rings[name].remove(arrival, owner)
-        self._drop_if_empty(name)
+        if self._rings[name].remove(arrival, owner):
+            self._count_owners(name)
 
     def move(self, item: T, old: int, arrival: int, owner: Hashable) -> None:
         self._rings[self._class_of(owner)].move(item, old, arrival, owner)
@@ -263,54 +265,69 @@ class _Priority(Generic[T]):
 
     def pop(self) -> T:
         name = self._next()
-        if name is not None and len(self._rings) > 1:
-            note_served(self._owed, self._pulls(), name)
+        if self._shares is not None and name is not None:
+            self._shares.served(name)
         self._served += 1
-        item = self._rings[name].pop((self._latest << _TURNS) + _SERVED + self._served)
-        self._drop_if_empty(name)
+        ring = self._rings[name]
+        owners = len(ring.turns)
+        item = ring.pop((self._latest << _TURNS) + _SERVED + self._served)
+        if len(ring.turns) < owners:
+            self._count_owners(name)
         return item
 
     def _next(self) -> str | None:
         rings = self._rings
         if len(rings) == 1:
             return next(iter(rings))
-        return None if None in rings else next_class(self._owed, self._pulls())
+        assert None in rings or self._shares is not None
+        return None if None in rings or self._shares is None else self._shares.next()
 
-    def _pulls(self) -> dict[str, float]:
-        return {
-            name: self._weights.get(name, 1.0) * len(ring.turns)
-            for name, ring in self._rings.items()
-            if name is not None
-        }
-
-    def _drop_if_empty(self, name: str | None) -> None:
-        if not self._rings[name].turns:
+    def _count_owners(self, name: str | None) -> None:
+        """The class ``name`` has more or fewer owners with work."""
+        owners = len(self._rings[name].turns)
+        if not owners:
             del self._rings[name]
-            if name is not None:
-                self._owed.pop(name, None)
+        if self._shares is not None and name is not None:
+            self._shares.set_owners(name, owners)
 
     def in_order(self) -> Iterator[T]:
-        """Yield the items in the order of service."""
-        if len(self._rings) == 1 or (None in self._rings and len(self._rings) == 2):
-            for name in sorted(self._rings, key=lambda name: name is not None):
-                yield from self._rings[name].in_order()
-            return
-        other = self.copy()
-        while not other.is_empty:
-            yield other.pop()
+        """Yield the items in the order of service; read no more items than are taken."""
+        yield self.best()  # mostly it is enough, and the classes are not read
+        yield from islice(self._all_in_order(), 1, None)
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def _all_in_order(self) -> Iterator[T]:
+        rings = {name: ring.in_order() for name, ring in self._rings.items() if name is not None}
+        if None in self._rings:
+            yield from (item for item, _ in self._rings[None].in_order())
+        shares = None if self._shares is None else self._shares.copy()
+        owners = {name: len(self._rings[name].turns) for name in rings}
+        while rings:
+            name = next(iter(rings)) if shares is None else shares.next()
+            item, is_last = next(rings[name])
+            yield item
+            if shares is not None:
+                shares.served(name)
+            if is_last:
+                owners[name] -= 1
+                if shares is not None:
+                    shares.set_owners(name, owners[name])
+                if not owners[name]:
+                    del rings[name]
+
+    def set_scale(self, scale: Scale | None) -> None:
         """Put the owners into the classes of other weights; no class is owed anything."""
-        rings, self._rings, self._weights = self._rings, {}, weights
-        self._owed.clear()
+        rings, self._rings, self._scale = self._rings, {}, scale
+        self._shares = None if scale is None else Shares(scale)
         for ring in rings.values():
             for owner in ring.turns:
-                self._ring_of(owner).take_over(ring, owner)
+                name = self._class_of(owner)
+                self._ring(name).take_over(ring, owner)
+                self._count_owners(name)
 
     def copy(self) -> _Priority[T]:
-        other: _Priority[T] = _Priority(self._weights)
+        other: _Priority[T] = _Priority(self._scale)
         other._rings = {name: ring.copy() for name, ring in self._rings.items()}
-        other._owed.update(self._owed)
+        other._shares = None if self._shares is None else self._shares.copy()
         other._latest, other._served = self._latest, self._served
         for arrival, since in self.waits.values.items():
             other.waits.put(arrival, since)
@@ -328,19 +345,24 @@ class _Ring(Generic[T]):
         self.turns: dict[Hashable, int] = {}
         """{owner: its turn}, for reading."""
 
-    def add(self, item: T, arrival: int, owner: Hashable) -> None:
+    def add(self, item: T, arrival: int, owner: Hashable) -> bool:
+        """Add an item; return whether its owner had none."""
         backlog = self._backlogs.get(owner)
-        if backlog is None:
+        if is_new := backlog is None:
             backlog = self._backlogs[owner] = Backlog()
             self._give_turn(owner, arrival << _TURNS)
         backlog.add(arrival, item)
+        return is_new
 
-    def remove(self, arrival: int, owner: Hashable) -> None:
+    def remove(self, arrival: int, owner: Hashable) -> bool:
+        """Take an item out; return whether its owner has none left."""
         backlog = self._backlogs[owner]
         backlog.remove(arrival)
-        if not backlog.items:
-            self._owners.remove(self.turns.pop(owner))
-            del self._backlogs[owner]
+        if backlog.items:
+            return False
+        self._owners.remove(self.turns.pop(owner))
+        del self._backlogs[owner]
+        return True
 
     def move(self, item: T, old: int, arrival: int, owner: Hashable) -> None:
         backlog = self._backlogs[owner]
@@ -365,15 +387,21 @@ class _Ring(Generic[T]):
             self._give_turn(owner, next_turn)
         return item
 
-    def in_order(self) -> Iterator[T]:
-        """Yield the items in the order of service."""
-        left = [self._backlogs[owner].in_order() for owner in self._owners.in_order()]
-        while left:  # an owner that was served goes behind all others
-            turns, left = left, []
-            for items in turns:
-                for item in islice(items, 1):
-                    yield item
-                    left.append(items)
+    def in_order(self) -> Iterator[tuple[T, bool]]:
+        """Yield the items in the order of service, and whether each is the last of its owner."""
+        backlogs = (self._backlogs[owner] for owner in self._owners.in_order())
+        turns: Iterable[tuple[Iterator[T], int]] = (
+            (backlog.in_order(), len(backlog.items)) for backlog in backlogs
+        )
+        while True:  # an owner that was served goes behind all others
+            left: list[tuple[Iterator[T], int]] = []
+            for items, count in turns:
+                yield next(items), count == 1
+                if count > 1:
+                    left.append((items, count - 1))
+            if not left:
+                return
+            turns = left
 
     def take_over(self, other: _Ring[T], owner: Hashable) -> None:
         """Share an owner of another ring, with its turn there."""

@@ -121,7 +121,7 @@ class _Roots:
             yield from self._in_lane(job, lane, way)
         elif job._slot is QUEUED:
             assert session is not None
-            yield from self._pause(session, way)
+            yield from self._pause(session, way, [(session, [job])])
             before = session.before_again(job)
             if before:
                 yield from self._any(before[:1], "of its session", way)
@@ -146,7 +146,8 @@ class _Roots:
     # ---- in its session
 
     def _in_session(self, job: AnyJob, session: SessionActor, way: _Way) -> Iterator[Cause]:
-        yield from self._pause(session, way)
+        before = session.before(job) if session.paused and session.rates.units else []
+        yield from self._pause(session, way, [(session, [*before[:_MOST_PLACES], job])])
         if len(session.running) >= session.concurrency:
             if session.running:
                 yield from self._any(session.running_jobs(), "of its session", way)
@@ -169,26 +170,29 @@ class _Roots:
         line = lane.line.in_order()
         before = list(takewhile(lambda other: other is not job, islice(line, _MOST_PLACES)))
         place = len(before)
-        yield from self._pause(lane, way)
-        yield from self._slots(lane, place + len(lane.slot_requests), way)
         jobs, head, more = [*before, job], (before or [job])[0], before_it(place, _MOST_PLACES)
         if place == _MOST_PLACES:
             jobs = []
-        yield from self._rate(lane, head, jobs, more, way)
         group = lane.group
+        # else jobs of other lanes come between
+        alone = group is not None and (
+            place == 0 or not any(other.line for other in group.lanes if other is not lane)
+        )
+        of_group = [] if group is None else [(group, jobs if alone else [])]
+        yield from self._pause(lane, way, [(lane, jobs), *of_group])
+        yield from self._slots(lane, place + len(lane.slot_requests), way)
+        yield from self._rate(lane, head, jobs, more, way)
         if group is None:
             return
         first = group.waits_for_charge(self._now)
         if first is not None and first._lane is not lane:
             yield from self._any([first], f'before it in the group "{group.name}"', way)
         else:
-            alone = place == 0 or not any(
-                other.line for other in group.lanes if other is not lane
-            )  # else jobs of other lanes come between
             yield from self._rate(group, head, jobs if alone else [], more, way)
 
     def _slots(self, lane: LaneActor, before: int, way: _Way) -> Iterator[Cause]:
         limiter, group = lane.limiter, lane.group
+        not_back = way[-1][0] not in lane.slot_requests  # which ignores reservations
         if limiter.available_tokens < 1:
             if not limiter.total_tokens:
                 yield self._none(lane, way)
@@ -197,7 +201,10 @@ class _Roots:
                 used, most = limiter.borrowed_tokens, limiter.total_tokens
                 words = f'slots of "{lane.name}": {used} of {most}'
                 yield from self._held("concurrency", lane.name, words, sharing, before, way)
-        if group is not None and not group.has_budget:
+        if group is not None and group.leaves_none(lane.label) and not_back:
+            root = f'slots of the group "{group.name}": all are reserved for other lanes'
+            yield _cause(way, "reservation", group.name, root)
+        elif group is not None and not group.has_budget:
             used, most = sum(group.used.values()), group.config.concurrency
             words = f'slots of the group "{group.name}": '
             if most:
@@ -205,8 +212,8 @@ class _Roots:
                 yield from self._held("group", group.name, words, group.lanes, before, way)
             else:
                 yield _cause(way, "group", group.name, f"{words}it has none")
-        elif group is None or way[-1][0] in lane.slot_requests:
-            return  # a slot that comes back ignores reservations
+        elif group is None or not not_back:
+            return
         elif group.reserved(lane.label):
             root = f'slots of the group "{group.name}": those left are reserved for other lanes'
             yield _cause(way, "reservation", group.name, root + before_it(before, _MOST_PLACES))
@@ -239,12 +246,22 @@ class _Roots:
     def _none(self, actor: Actor, way: _Way) -> Cause:
         return _cause(way, "concurrency", actor.name, f'slots of "{actor.name}": it has none')
 
-    def _pause(self, actor: Actor, way: _Way) -> Iterator[Cause]:
-        if actor.paused:
-            until = actor.paused_until
-            seconds = None if until is None or actor.paused_for_ever else until - self._now
-            root = f'pause of "{actor.name}"'
-            yield _cause(way, "pause", actor.name, root, seconds=seconds)
+    def _pause(
+        self, actor: Actor, way: _Way, then: Iterable[tuple[Actor | Group, list[AnyJob]]]
+    ) -> Iterator[Cause]:
+        """Yield the pause of ``actor``. ``then`` has what its end leaves to wait for: rates, and
+        the jobs up to the last of the way that they have to admit, if these are known."""
+        if not actor.paused:
+            return
+        when = None if actor.paused_for_ever else actor.paused_until
+        ends = [when]
+        for served, jobs in then:
+            if served.rates.units and when is not None:
+                costs = [job._costs for job in jobs]
+                ends.append(served.rates.forecast(costs, when)[0] if jobs else None)
+        known = [end for end in ends if end is not None]
+        seconds = max(known) - self._now if len(known) == len(ends) else None
+        yield _cause(way, "pause", actor.name, f'pause of "{actor.name}"', seconds=seconds)
 
     def _rate(
         self, served: Actor | Group, head: AnyJob, jobs: list[AnyJob], more: str, way: _Way

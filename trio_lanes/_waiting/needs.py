@@ -18,7 +18,8 @@ soon. A search without success has found a deadlock and not only a chain of wait
 search that is still missing can ever come.
 
 The search uses the present limits. Pauses, rates, timeouts and limits of 0 are no part of the
-graph: a job that waits only for these is not stuck.
+graph: a job that waits only for these is not stuck. Reservations are: a member of a group for which
+they leave nothing never starts a job.
 
 `may_need` goes along the same edges from their other ends, from a job to the jobs that need it, and
 far more coarsely: it may say yes where `Search` would not, and never the reverse.
@@ -258,7 +259,7 @@ class Search:
             used[job._lane.label] += 1
         taken = sum(max(tokens, kept.get(label, 0)) for label, tokens in used.items())
         missing = taken - group.config.concurrency + 1
-        if missing <= 0 or sum(kept.values()) >= group.config.concurrency:
+        if missing <= 0 or group.config.concurrency < 1:  # a limit of 0 counts as a pause
             return _Goal(0)
         counting = {label: max(0, tokens - kept.get(label, 0)) for label, tokens in used.items()}
         return _GroupToken(missing, self._ends(holders), counting)
