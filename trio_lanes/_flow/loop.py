@@ -1387,6 +1387,12 @@ class Scheduler:
         """`Lanes.would_wait`."""
         session = None if job.session is None else self.registry.session_lane(job.session)
         job._waiting_since = now = self.current_time()
+        # A rate may have refilled in this moment, before its timer: a submission would see to that.
+        due = [one for one in (session, job._lane, job._lane.group) if one and one.wake_at <= now]
+        if due:
+            with self.batch():
+                for served in due:
+                    served.touch()
         return newcomers_blockers(job, session, now)
 
     # ---- the requests of a handle

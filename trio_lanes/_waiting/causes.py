@@ -121,7 +121,7 @@ class _Roots:
             yield from self._in_lane(job, lane, way)
         elif job._slot is QUEUED:
             assert session is not None
-            yield from self._pause(session, way, [(session, [job])])
+            yield from self._pause(session, way, [(session, job, [job])])
             before = session.before_again(job)
             if before:
                 yield from self._any(before[:1], "of its session", way)
@@ -147,7 +147,7 @@ class _Roots:
 
     def _in_session(self, job: AnyJob, session: SessionActor, way: _Way) -> Iterator[Cause]:
         before = session.before(job) if session.paused and session.rates.units else []
-        yield from self._pause(session, way, [(session, [*before[:_MOST_PLACES], job])])
+        yield from self._pause(session, way, [(session, job, [*before[:_MOST_PLACES], job])])
         if len(session.running) >= session.concurrency:
             if session.running:
                 yield from self._any(session.running_jobs(), "of its session", way)
@@ -178,8 +178,8 @@ class _Roots:
         alone = group is not None and (
             place == 0 or not any(other.line for other in group.lanes if other is not lane)
         )
-        of_group = [] if group is None else [(group, jobs if alone else [])]
-        yield from self._pause(lane, way, [(lane, jobs), *of_group])
+        of_group = [] if group is None else [(group, head, jobs if alone else [])]
+        yield from self._pause(lane, way, [(lane, head, jobs), *of_group])
         yield from self._slots(lane, place + len(lane.slot_requests), way)
         yield from self._rate(lane, head, jobs, more, way)
         if group is None:
@@ -192,7 +192,7 @@ class _Roots:
 
     def _slots(self, lane: LaneActor, before: int, way: _Way) -> Iterator[Cause]:
         limiter, group = lane.limiter, lane.group
-        not_back = way[-1][0] not in lane.slot_requests  # which ignores reservations
+        is_back = way[-1][0] in lane.slot_requests  # then it ignores reservations
         if limiter.available_tokens < 1:
             if not limiter.total_tokens:
                 yield self._none(lane, way)
@@ -201,7 +201,7 @@ class _Roots:
                 used, most = limiter.borrowed_tokens, limiter.total_tokens
                 words = f'slots of "{lane.name}": {used} of {most}'
                 yield from self._held("concurrency", lane.name, words, sharing, before, way)
-        if group is not None and group.leaves_none(lane.label) and not_back:
+        if group is not None and group.leaves_none(lane.label) and not is_back:
             root = f'slots of the group "{group.name}": all are reserved for other lanes'
             yield _cause(way, "reservation", group.name, root)
         elif group is not None and not group.has_budget:
@@ -212,7 +212,7 @@ class _Roots:
                 yield from self._held("group", group.name, words, group.lanes, before, way)
             else:
                 yield _cause(way, "group", group.name, f"{words}it has none")
-        elif group is None or not not_back:
+        elif group is None or is_back:
             return
         elif group.reserved(lane.label):
             root = f'slots of the group "{group.name}": those left are reserved for other lanes'
@@ -247,16 +247,17 @@ class _Roots:
         return _cause(way, "concurrency", actor.name, f'slots of "{actor.name}": it has none')
 
     def _pause(
-        self, actor: Actor, way: _Way, then: Iterable[tuple[Actor | Group, list[AnyJob]]]
+        self, actor: Actor, way: _Way, then: Iterable[tuple[Actor | Group, AnyJob, list[AnyJob]]]
     ) -> Iterator[Cause]:
-        """Yield the pause of ``actor``. ``then`` has what its end leaves to wait for: rates, and
-        the jobs up to the last of the way that they have to admit, if these are known."""
+        """Yield the pause of ``actor``, with the time of the rates ``then``, unless these are roots
+        themselves: each with the head, and the jobs up to the last of the way, if known."""
         if not actor.paused:
             return
         when = None if actor.paused_for_ever else actor.paused_until
         ends = [when]
-        for served, jobs in then:
-            if served.rates.units and when is not None:
+        for served, head, jobs in then:
+            is_root = served.rates.ready_at(head._costs, self._now) > self._now
+            if served.rates.units and when is not None and not is_root:
                 costs = [job._costs for job in jobs]
                 ends.append(served.rates.forecast(costs, when)[0] if jobs else None)
         known = [end for end in ends if end is not None]

@@ -209,6 +209,7 @@ class _Cycle:
         """List what ``first`` waits for, directly or not, and the cure."""
         lines = []
         cure = _CURE_OF_ENDS
+        closed: AnyJob | None = None  # a job that can never start, whoever ends
         described: set[AnyJob] = set()
         line = deque([first])
         while line:
@@ -221,6 +222,8 @@ class _Cycle:
                 targets = wait.any_of if wait.target is None else (wait.target,)
                 if not targets or any(target._state is WAITING for target in targets):
                     cure = _CURE
+                asked = targets if wait.request is None else (wait.request.job,)
+                closed = closed or next(filter(_is_reserved, asked), None)
                 goal, holders = self._needed(wait)
                 goals.append(goal)
                 line += holders
@@ -229,6 +232,11 @@ class _Cycle:
                 goals.append(f"a slot of lane {job.lane!r} again")
                 line += self._in_the_way(job._lane, None)
             lines.append(f"  {called(job)} {holdings(job)}, and waits for {' and '.join(goals)}")
+        if closed is not None and (group := closed._lane.group) is not None:
+            cure = (
+                f"lower the reservations of the group {group.name!r}, "
+                f"which leave no token for lane {closed.lane!r}"
+            )
         return "\n".join(["this wait would never end:", *lines, f"cure: {cure}"])
 
     def _needed(self, wait: Wait) -> tuple[str, list[AnyJob]]:
@@ -265,6 +273,12 @@ class _Cycle:
             or (job._slot is HELD and job._lane.limiter is lane.limiter)
             or (job._slot is HELD and lane.group is not None and job._lane.group is lane.group)
         ]
+
+
+def _is_reserved(job: AnyJob) -> bool:
+    """Whether ``job``, which is to start, never gets a token beside the reservations of others."""
+    lane = job._lane
+    return job._state is WAITING and lane.group is not None and lane.group.leaves_none(lane.label)
 
 
 def called(job: AnyJob) -> str:

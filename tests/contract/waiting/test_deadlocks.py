@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.bodies import this_job
+from tests.support.bodies import returns, this_job
 from trio_lanes import (
     Job,
     JobState,
@@ -505,3 +505,41 @@ async def test_a_job_that_comes_before_a_delayed_one_of_its_session_is_seen_at_o
         await trio.sleep(1)
         lanes.submit_nowait(trio.sleep, 0, session="s")  # needs the slot of the job that waits
     assert errors == [1.0]
+
+
+@pytest.mark.parametrize("verb", ["run", "submit"])
+async def test_a_child_for_which_reservations_leave_no_token_is_refused_with_the_cure(
+    autojump_clock: MockClock, verb: str
+) -> None:
+    group = LaneGroup(["own", "other"], concurrency=1, reserve={"own": 1})
+    config = {"own": 1, "other": LaneConfig(max_waiting=1)}
+
+    async def parent() -> None:
+        with pytest.raises(LaneDeadlockError) as caught:
+            await (lanes.run if verb == "run" else lanes.submit)(trio.sleep, 0, lane="other")
+        assert "cure: lower the reservations of the group 'g'" in str(caught.value)
+        assert "no token for lane 'other'" in str(caught.value)
+
+    async with open_lanes(config, groups={"g": group}) as lanes:
+        if verb == "submit":
+            lanes.submit_nowait(trio.sleep, 0, lane="other")
+        await lanes.run(parent, lane="own")
+        lanes.clear()
+        lanes.configure(
+            groups={"g": LaneGroup(["own", "other"], concurrency=2, reserve={"own": 1})}
+        )
+        await lanes.run(trio.sleep, 0, lane="other")
+
+
+async def test_a_group_of_no_tokens_counts_as_a_pause_in_spite_of_reservations(
+    autojump_clock: MockClock,
+) -> None:
+    async def parent() -> str:
+        return await lanes.run(returns, lane="other")
+
+    async with open_lanes({"own": 1, "other": 1, "main": 1}) as lanes:
+        lanes.configure(groups={"g": LaneGroup(["own", "other"], concurrency=0)})
+        job = lanes.submit_nowait(parent)
+        await trio.sleep(5)
+        lanes.configure(groups={})
+        assert await job.wait() == "value"

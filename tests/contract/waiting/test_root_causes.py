@@ -594,3 +594,57 @@ async def test_a_chain_that_is_too_long_is_cut_and_says_so(autojump_clock: MockC
         assert str(cause).endswith(" ← ...")
         assert cause.advice is None
         jobs[0].cancel()
+
+
+async def test_the_time_of_a_pause_has_that_of_the_rates_after_it(
+    autojump_clock: MockClock,
+) -> None:
+    rate = RateLimit(1, per=10, algorithm="sliding")
+    config = {"main": LaneConfig(rate=rate), "other": 1, "grouped": 1}
+    config["session:s"] = LaneConfig(rate=rate)
+    group = LaneGroup(["grouped"], rate=rate)
+    async with open_lanes(config, groups={"g": group}) as lanes:
+        await trio.sleep(1)
+        jobs = []
+        for pause, options in (
+            ("main", {}),
+            ("grouped", {"lane": "grouped"}),
+            ("session:s", {"lane": "other", "session": "s"}),
+        ):
+            lanes.pause_for(pause, 4)
+            jobs += [lanes.submit_nowait(trio.sleep, 0, **options) for _ in range(2)]
+        seconds = [[cause.seconds for cause in job.root_causes()] for job in jobs]
+        assert seconds[0] == seconds[2] == seconds[4] == [4]
+        assert seconds[1] == seconds[3] == [14]
+        now = trio.current_time()
+        for job, (first, *_) in zip(jobs, seconds, strict=True):
+            await job.wait()
+            assert job.started_at is not None
+            assert job.started_at - now == first
+
+
+async def test_the_time_of_a_pause_is_unknown_where_jobs_of_others_come_between(
+    autojump_clock: MockClock,
+) -> None:
+    rate = RateLimit(1, per=10, algorithm="sliding")
+    group = LaneGroup(["a", "b"], rate=rate)
+    async with open_lanes({"a": 1, "b": 1}, groups={"g": group}) as lanes:
+        for lane in ("a", "b"):
+            lanes.pause_for(lane, 4)
+            jobs = [lanes.submit_nowait(trio.sleep, 0, lane=lane) for _ in range(2)]
+        assert [cause.seconds for cause in jobs[1].root_causes()] == [None]
+
+
+async def test_reservations_that_leave_a_lane_nothing_are_the_cause_and_lowering_them_helps(
+    autojump_clock: MockClock,
+) -> None:
+    group = LaneGroup(["own", "other"], concurrency=1, reserve={"own": 1})
+    async with open_lanes({"own": 1, "other": 1}, groups={"g": group}) as lanes:
+        lanes.submit_nowait(trio.sleep, 5, lane="own")
+        job = lanes.submit_nowait(trio.sleep, 0, lane="other")
+        assert lines(job) == ['2 ← slots of the group "g": all are reserved for other lanes']
+        assert advice(job) == ['lower the reservations of the group "g"']
+        await trio.sleep(6)
+        assert advice(job) == ['lower the reservations of the group "g"']
+        lanes.configure(groups={"g": LaneGroup(["own", "other"], concurrency=1)})
+        await job.wait()

@@ -313,3 +313,20 @@ async def test_the_text_of_a_blocker_is_a_sentence_about_the_job() -> None:
     assert str(Blocker("concurrency", "main", reason="its limit is 0")) == (
         "main runs as many as it may: its limit is 0"
     )
+
+
+async def test_a_rate_that_has_refilled_in_this_moment_holds_nobody(mock_clock: MockClock) -> None:
+    rate = RateLimit(1, per=10, algorithm="sliding")
+    configs = (
+        ({"main": LaneConfig(concurrency=2, rate=rate)}, {}),
+        ({"main": 2}, {"g": LaneGroup(["main"], rate=rate)}),
+    )
+    for lanes_of_it, groups in configs:
+        async with open_lanes(lanes_of_it, groups=groups) as lanes:
+            await lanes.run(trio.sleep, 0)
+            head = lanes.submit_nowait(trio.sleep, 0)
+            assert lanes.would_wait(cost=0)
+            mock_clock.jump(10)  # its timer has not gone off yet
+            assert lanes.would_wait(cost=0) == ()
+            assert lanes.submit_nowait(trio.sleep, 0, cost=0).state is JobState.RUNNING
+            await head.wait()
