@@ -19,7 +19,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable.store import Store
 
-LEASE = 6.0
+LEASE = 8.0
 SLOTS, SESSIONS, LOCKS = 6, 12, 3
 
 
