@@ -1,5 +1,6 @@
 """Applications that are run by the command: what stands after the colon of ``APP:LANES``."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import trio
 
+import trio_lanes.aio
 from trio_lanes.command._stores import find_store
 from trio_lanes.durable import (
     DurableLanes,
@@ -105,6 +107,17 @@ async def listening() -> AsyncIterator[DurableLanes]:
             listener.bind(f"{os.environ['TEST_JOBS']}.{os.getpid()}")
             listener.listen()
             yield lanes
+
+
+async def waits(what: Any) -> None:
+    """Wait for long, in an asyncio loop."""
+    await asyncio.sleep(3600)
+
+
+def in_loop() -> Any:
+    """As `served`, of an asyncio application."""
+    store = SqliteStore(os.environ["TEST_JOBS"])
+    return trio_lanes.aio.open_durable_lanes(store, {"waits": waits}, {"main": 8})
 
 
 def networked() -> AbstractAsyncContextManager[DurableLanes]:

@@ -173,12 +173,33 @@ def test_processes_end_at_once_when_their_parent_is_killed(
     assert again.ended() == 0
 
 
-def last(path: Path, kind: str) -> None:
-    async def submit_all() -> None:
-        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
-            await lanes.submit("last", kind)
+@pytest.mark.slow
+def test_processes_with_an_asyncio_loop_end_at_once_when_their_parent_is_killed(
+    start: Callable[..., Program], path: Path
+) -> None:
+    arguments = "worker", "tests.command.app:in_loop", "--processes=2", f"--store=sqlite:{path}"
+    parent = start(*arguments, TEST_JOBS=str(path))
+    parent.see("is ready", times=2)
+    submit_one(path, "waits", 1)
+    parent.see("waits .* begins")
+    parent.send(signal.SIGKILL)
+    began = time.monotonic()
+    assert parent.ended() == -signal.SIGKILL
+    assert time.monotonic() - began < 15
+    assert parent.count("was given back after") == 1
+    assert parent.count("has not answered") == 0
 
-    trio.run(submit_all)
+
+def submit_one(path: Path, name: str, payload: object) -> None:
+    async def submit() -> None:
+        async with open_durable_lanes(SqliteStore(path), {}, worker=False) as lanes:
+            await lanes.submit(name, payload)
+
+    trio.run(submit)
+
+
+def last(path: Path, kind: str) -> None:
+    submit_one(path, "last", kind)
     wait_for(lambda: len(runs(path, kind)) == 1)
 
 

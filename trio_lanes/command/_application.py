@@ -62,11 +62,11 @@ class NeedsLoop(CommandError):
 _of_asyncio: Final[dict[str, Any]] = {}  # applications that were found, and need a loop
 
 
-@asynccontextmanager
-async def open_application(named: str) -> AsyncIterator[DurableLanes]:
-    """Open the lanes that ``module:name`` names, for the time of a block.
+def find_application(named: str) -> AbstractAsyncContextManager[Any]:
+    """Return what ``module:name`` names; call it if it is a function.
 
     Raises:
+      NeedsLoop: if it has to be opened in an asyncio loop, where this is called again.
       CommandError: if the object is something else.
     """
     if named in _of_asyncio:
@@ -83,6 +83,18 @@ async def open_application(named: str) -> AsyncIterator[DurableLanes]:
             f"{named} must be what open_durable_lanes returns, or a function without arguments "
             f"that returns it, not {found!r}"
         )
+    return found
+
+
+@asynccontextmanager
+async def open_application(
+    named: str, found: AbstractAsyncContextManager[Any]
+) -> AsyncIterator[DurableLanes]:
+    """Open the lanes of an application, for the time of a block.
+
+    Raises:
+      CommandError: if the object gives something else.
+    """
     async with found as lanes:
         if not isinstance(lanes, DurableLanes):
             raise CommandError(f"{named} must give DurableLanes, not {lanes!r}")

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final, final
 
@@ -33,6 +34,12 @@ async def serve_file(path: Path) -> AsyncIterator[str]:
                 await nursery.start(serve_unix, socket, owner.guest)
                 yield socket
                 nursery.cancel_scope.cancel()
+
+
+@cache  # an application of asyncio is found in one run of Trio, and opened in another
+def served_file(path: Path | None, socket: str) -> ServedFile:
+    """Return the file that the supervisor of this process serves: the same for all of it."""
+    return ServedFile(path, socket)
 
 
 @final

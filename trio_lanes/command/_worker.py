@@ -25,10 +25,10 @@ import trio
 from .. import DrainReport, shutdown_on_signals
 from ..durable import DurableLanes, Store, StoreError
 from ..durable._runs.lease import Lease, watching_leases
-from ._application import NeedsLoop, find_object, open_application
+from ._application import NeedsLoop, find_application, find_object, open_application
 from ._children import ParentConnection
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
-from ._served import ServedFile
+from ._served import ServedFile, served_file
 
 logger: Final = logging.getLogger("trio_lanes.command")
 
@@ -154,20 +154,23 @@ class _ThisWorker:
     async def run(self, nursery: trio.Nursery, connection: ExitStack) -> None:
         """Run the application's lanes; hear the supervisor until the end of ``connection``."""
         options = self._options
-        line = self._line = None if options.line is None else ParentConnection(options.line)
-        if line is not None:
-            connection.enter_context(
-                line.heard(self._ended_instances.send_nowait, self._is_orphan, self._time_left)
-            )
         reload = None if options.reload is None else find_object(options.reload)
         if reload is not None and not callable(reload):
             raise CommandError(f"{options.reload} must be a function, not {reload!r}")
         async with AsyncExitStack() as opened:
             opened.enter_context(watching_leases(self._note_incarnation))
             if options.served is not None:
-                self._served = ServedFile(options.store, options.served)
+                self._served = served_file(options.store, options.served)
                 await opened.enter_async_context(self._served.used())
-            lanes = await opened.enter_async_context(open_application(options.application))
+            found = find_application(options.application)
+            # only now: if the application needs another loop, this is called there again
+            line = self._line = None if options.line is None else ParentConnection(options.line)
+            if line is not None:
+                connection.enter_context(
+                    line.heard(self._ended_instances.send_nowait, self._is_orphan, self._time_left)
+                )
+            application = open_application(options.application, found)
+            lanes = await opened.enter_async_context(application)
             if line is not None and not lanes._store.leased:
                 raise CommandError(
                     f"{lanes._store!r} takes one worker: leave --processes out, or give its file "
