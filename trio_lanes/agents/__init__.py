@@ -36,7 +36,7 @@ from ._runs.registry import Run as Run
 from ._runs.registry import RunRegistry as RunRegistry
 from ._runs.registry import SendRefused as SendRefused
 from ._runs.registry import SendResult as SendResult
-from ._runs.shared_questions import Question as Question
+from ._runs.shared_questions import OpenQuestion as OpenQuestion
 from ._runs.shared_registry import SharedRunRegistry as SharedRunRegistry
 from ._runs.status import RUN_TRANSITIONS as RUN_TRANSITIONS
 from ._runs.status import IllegalTransitionError as IllegalTransitionError

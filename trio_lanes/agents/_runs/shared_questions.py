@@ -25,7 +25,7 @@ PREFIX: Final = "call "
 
 @final
 @attrs.frozen
-class Question:
+class OpenQuestion:
     """A question without a decision: ``await registry.submit(one.job, {one.call: value})``."""
 
     session: str
@@ -121,14 +121,14 @@ def decision_in(status: DurableStatus, call: str) -> tuple[str, Any] | None:
     return None
 
 
-def open_questions(status: DurableStatus) -> list[Question]:
+def open_questions(status: DurableStatus) -> list[OpenQuestion]:
     """Return the questions of a turn that were shown and have no decision.
 
     Args:
       status: has texts.
     """
     return [
-        Question(status.session or "", status.id, call, one.data)
+        OpenQuestion(status.session or "", status.id, call, one.data)
         for call, one in questions_in(status).items()
         if one.is_shown and decision_in(status, call) is None
     ]

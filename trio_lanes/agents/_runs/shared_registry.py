@@ -31,7 +31,7 @@ from trio_lanes.durable import (
 )
 
 from .registry import SHORTEST_WAIT, Run, RunRegistry, SendRefused, SendResult, refusal_of
-from .shared_questions import Question, decision_in, decision_key, open_questions, questions_in
+from .shared_questions import OpenQuestion, decision_in, decision_key, open_questions, questions_in
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
@@ -175,7 +175,7 @@ class SharedRunRegistry:
                 decided[call] = None if stands is None else stands[1]
         return SendResult(SendRefused.DECIDED, decided) if decided else SendResult()
 
-    async def questions(self, session: str | int | None = None) -> list[Question]:
+    async def questions(self, session: str | int | None = None) -> list[OpenQuestion]:
         """Return the open questions of `DurableTurn.approve`: of a session, of a job, or of all.
 
         Without a session each job that runs is looked at, in a call of the store for each.
@@ -183,7 +183,7 @@ class SharedRunRegistry:
         if session is not None:
             status = await self._active(session)
             return [] if status is None else open_questions(status)
-        found: list[Question] = []
+        found: list[OpenQuestion] = []
         after = 0
         while page := await self._lanes.jobs(states=[DurableState.RUNNING], after=after):
             for one in page:
