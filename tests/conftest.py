@@ -162,9 +162,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         need(*mark.args)
 
 
-def pytest_report_header() -> list[str]:
-    """Name what is missing."""
-    what = ", ".join(missing())
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Name what is missing, of what the chosen tests need."""
+    asked = missing() if not config.getoption("--short") else {*missing()} & short.NEEDED
+    what = ", ".join(asked)
     return [f"not here: {what}; the tests that need it are not run"] if what else []
 
 

@@ -35,6 +35,9 @@ VALKEY: Final = "tests/durable/valkey"
 OVER_VALKEY: Final = (f"{VALKEY}/test_conformance.py",)
 """The tests over a server from its wheel."""
 
+NEEDED: Final = {"Valkey", "IPv6"}
+"""What is used where it is here."""
+
 MARKS: Final = {
     "thorough": "thorough ones",
     "real_processes": "of real processes",
@@ -59,7 +62,7 @@ def _why_not(item: pytest.Item) -> str | None:
     marks = {mark.name for mark in item.iter_markers()}
     if _path(item.path) in OVER_VALKEY:
         marks.discard("real_processes")
-    needs = {mark.args[0] for mark in item.iter_markers("needs")} - {"Valkey"}
+    needs = {mark.args[0] for mark in item.iter_markers("needs")} - NEEDED
     more = "that need " + ", ".join(sorted(needs)) if needs else None
     return next((why for mark, why in MARKS.items() if mark in marks), more)
 
