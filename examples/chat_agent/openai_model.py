@@ -171,8 +171,8 @@ def _refused(response: httpx2.Response) -> ModelError:
         code = TOO_LONG
     return RequestError(
         text,
-        code if isinstance(code, str) else "refused",
-        param if isinstance(param, str) else None,
+        without_secrets(code) if isinstance(code, str) else "refused",
+        without_secrets(param) if isinstance(param, str) else None,
     )
 
 
