@@ -12,7 +12,18 @@ import attrs
 
 from ..openai_api import fields as rules
 from ..openai_api.errors import BadInputError
-from ..openai_api.fields import FLAG, OBJECT, PASSED, Rule, Table, having, one_of, only, text
+from ..openai_api.fields import (
+    FLAG,
+    OBJECT,
+    PASSED,
+    Rule,
+    Table,
+    having,
+    one_of,
+    only,
+    read_over,
+    text,
+)
 from ..openai_api.wire import Json
 
 CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
@@ -48,12 +59,15 @@ TABLES: Final[Mapping[str, Table]] = {
         "tools": rules.LIST, "tool_choice": OBJECT,
         # How much a model thinks is `output_config.effort`; what it thinks is not in the answer.
         "thinking": having({
-            "type": one_of("disabled", "adaptive"), "display": only("omitted"),
-            **rules.refused("budget_tokens"),
+            "type": one_of("disabled", "adaptive", "enabled"),
+            "display": read_over(one_of("omitted", "summarized"), "omitted"),
+            "budget_tokens": read_over(rules.COUNT),
         }),
+        "context_management": read_over(OBJECT),  # of an input that is too long, an error says so
+        "diagnostics": read_over(OBJECT),
         "cache_control": OBJECT,  # upstreams cache the beginning of a prompt by themselves
         "speed": only("standard"),
-        **rules.refused("top_k", "container", "diagnostics", "inference_geo"),
+        **rules.refused("top_k", "container", "inference_geo"),
     },
     "tool": {
         "type": only("custom"),  # the others run at Anthropic, or have schemas of their own

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from ..anthropic_api.messages import message, message_events
 from ..anthropic_api.requests import count, to_completion
 from ..chat_agent.upstream import model_name
-from ..openai_api.chat import chunks, completion, to_message
+from ..openai_api.chat import check_calls, chunks, completion, to_message
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import COMPLETIONS
 from ..openai_api.http import body_of
@@ -71,6 +71,7 @@ class Completions:
             messages = [to_message(message) for message in body.get("messages") or ()]
             if not any(message.role in ("user", "tool") for message in messages):
                 raise BadInputError("messages must have a message of a user")
+            check_calls(messages)
             self._engine.check_images(messages, "messages")
         except BadInputError as bad:
             bad.param = "messages"

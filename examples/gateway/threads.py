@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from trio_lanes.agents import RunStatus
 
+from ..chat_agent.upstream import model_name
 from ..openai_api.chat import run_object, thread_message, thread_messages
 from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.fields import MESSAGES, RUNS, THREADS, checked
@@ -37,6 +38,7 @@ class Run:
     id: str
     ask: Ask  # of its last response
     next_id: str  # of its next response
+    answers: list[Answer]  # of all its responses
     waits: Pending | None = None  # for outputs of its last response
 
     @property
@@ -51,8 +53,11 @@ class Run:
         return RunStatus(self.ask.answer.status)
 
     def object(self) -> Json:
-        answer, needs = self.ask.answer, self.needs if self.waits else []
-        return run_object(self.id, answer.session, str(self.status), needs, answer.error)
+        needs, ask = self.needs if self.waits else [], self.ask
+        asked = {"instructions": ask.instructions, "tools": ask.tools}
+        names = ("temperature", "top_p", "max_completion_tokens", "parallel_tool_calls")
+        asked |= {name: ask.settings[name] for name in names if name in ask.settings}
+        return run_object(self.id, str(self.status), needs, self.answers, **asked)
 
 
 class Threads:
@@ -95,7 +100,8 @@ class Threads:
         items = await self._unasked(thread)
         if not items:
             raise BadInputError("no message was posted since the last run")
-        answer = Answer.begun(thread, "", {}, f"resp_{thread}.{key.id}")
+        name = model_name(self._engine.upstream, settings)
+        answer = Answer.begun(thread, name, {}, f"resp_{thread}.{key.id}")
         ask = Ask(answer, items, body.get("instructions") or "", tools, alone=True)
         ask.settings, ask.user = settings, thread
         return await self._backlog.accept(ask, key)
@@ -122,7 +128,8 @@ class Threads:
         outputs = [o for o in field(body, "tool_outputs", list, []) if isinstance(o, dict)]
         items = [{"type": "function_call_output", "call_id": str(o.get("tool_call_id")),
                   "output": text_of(o.get("output"))} for o in outputs]  # fmt: skip
-        answer = Answer.begun(run.ask.answer.session, "", {}, run.next_id)
+        name = run.ask.answer.object()["model"]
+        answer = Answer.begun(run.ask.answer.session, name, {}, run.next_id)
         ask = attrs.evolve(run.ask, answer=answer, items=items, resumes=True, key=key.id)
         try:
             if run.waits is None:
@@ -164,16 +171,16 @@ class Threads:
 
     async def _run(self, thread: str, id: str) -> Run:
         """Return a run; the ids of its responses follow from its own."""
-        first, count = _named_as(id, "resp"), 0
+        first, answers = _named_as(id, "resp"), list[Answer]()
         last, next_id = None, first
         if not RESPONSE.fullmatch(first):
             raise Refused(404, "there is no such run")
         while (ask := self._backlog.ask_of(next_id)) is not None:
-            count += 1
-            last, next_id = ask, f"{first}_{count}"
+            answers.append(ask.answer)
+            last, next_id = ask, f"{first}_{len(answers)}"
         if last is None or last.answer.session != thread:
             raise Refused(404, "there is no such run")
-        run = Run(id, last, next_id)
+        run = Run(id, last, next_id, answers)
         if last.answer.status == "completed" and run.needs:
             run.waits = await self._backlog.open_wait(run.needs[0]["call_id"])
         return run

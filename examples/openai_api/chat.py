@@ -63,6 +63,32 @@ def to_message(message: Any) -> Message:
     raise BadInputError("a message has a role and a content")
 
 
+def check_calls(messages: Sequence[Message]) -> None:
+    """Check that each call of a tool has one result, behind it, and each result its call.
+
+    Raises:
+      BadInputError: if that is not so.
+    """
+    left: list[str] = []  # calls without a result
+    for message in messages:
+        if message.role == "tool":
+            if message.call_id not in left:
+                text = f"No tool call found for the output with the id {message.call_id[:100]}."
+                raise BadInputError(text)
+            left.remove(message.call_id)
+            continue
+        _check_answered(left)
+        left = [call.id for call in message.calls]
+        if len({*left}) < len(left):
+            raise BadInputError("two calls of a message have one id")
+    _check_answered(left)
+
+
+def _check_answered(left: Sequence[str]) -> None:
+    if left:
+        raise BadInputError(f"No tool output found for function call {left[0][:100]}.")
+
+
 def _to_call(call: Any) -> ToolCall:
     match call:
         case {"id": str(id), "function": {"name": str(name), "arguments": str(arguments)}}:
@@ -96,15 +122,29 @@ def thread_messages(thread: str, messages: Sequence[Kept]) -> list[Json]:
     return [thread_message(thread, item) for item in found.values() if "role" in item]
 
 
-def run_object(id: str, thread: str, status: str, needs: list[Json], error: Json | None) -> Json:
-    """Return a run of a thread; ``needs`` are the calls that its client has to answer."""
+def run_object(
+    id: str, status: str, needs: list[Json], answers: Sequence[Answer], **asked: Any
+) -> Json:
+    """Return a run of a thread.
+
+    Args:
+      needs: the calls that its client has to answer.
+      answers: its responses.
+      asked: what else is known of its request.
+    """
     outputs = {"tool_calls": [tool_call(call_of(item)) for item in needs]}
     action = {"type": "submit_tool_outputs", "submit_tool_outputs": outputs}
+    first, last = answers[0].object(), answers[-1].object()
+    used = [_usage(usage) for answer in answers if (usage := answer.object()["usage"])]
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
     return {
-        "id": id, "object": "thread.run", "created_at": 0, "thread_id": thread,
-        "assistant_id": "gateway", "status": status, "model": "gateway",
-        "required_action": action if needs else None,
-        "last_error": error, "instructions": "", "tools": [], "metadata": {},
+        "id": id, "object": "thread.run", "created_at": first["created_at"],
+        "thread_id": answers[0].session, "assistant_id": "gateway", "status": status,
+        "model": first["model"], "required_action": action if needs else None,
+        "completed_at": last["completed_at"] if status == "completed" else None,
+        "last_error": last["error"], "metadata": {}, **asked,
+        "usage": {name: sum(one[name] for one in used) for name in names}
+        if used and last["usage"] else None,
     }  # fmt: skip
 
 

@@ -3,11 +3,16 @@
 A field with `to` is passed on under that name of chat completions. Any other is done here, if its
 check accepts the value; `only` accepts the values that ask for nothing, and is how a field is
 refused. `None` is as if the field were missing. A field that is in no table is refused.
+
+A value of a field may also be read over, where a client gets a whole answer without it: hints, and
+what a client tells about itself. The answer says so, in the header `x-lanes-ignored`; where it has
+no header, as over a WebSocket, such a value is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
 import attrs
@@ -16,6 +21,8 @@ from ..chat_agent.model import Settings
 from .errors import BadInputError, Refused
 
 Json = dict[str, Any]
+# the fields of the request that are read over; None: nobody can be told
+IGNORED: Final[ContextVar[list[str] | None]] = ContextVar("IGNORED", default=None)
 Table = dict[str, "Rule"]
 
 
@@ -28,6 +35,7 @@ class Rule:
     to: str = ""
     convert: Callable[[Any], Any] = lambda value: value
     fields: Table | None = None  # of a value that is an object
+    ignores: Callable[[Any], bool] = lambda value: False  # whether a value is read over
 
 
 def number(low: float, high: float, kinds: tuple[type, ...] = (int, float)) -> Rule:
@@ -48,6 +56,11 @@ def only(*values: Any) -> Rule:
     """Refuse each value but these, which ask for nothing."""
     wants = "is not supported by this gateway"
     return Rule(lambda v: any(type(v) is type(one) and v == one for one in values), wants)
+
+
+def read_over(rule: Rule, *done: Any) -> Rule:
+    """Read over each value but these; an empty one asks for nothing."""
+    return attrs.evolve(rule, ignores=lambda v: bool(v) and v not in done)
 
 
 def kind(what: type | tuple[type, ...], wants: str) -> Rule:
@@ -102,6 +115,7 @@ LONG: Final = text(4_000_000)
 METADATA: Final = Rule(_is_metadata, "must have at most 16 strings of at most 512 characters")
 COUNT: Final = number(1, 2**53, (int,))
 FORMAT: Final = "must be of the type text, json_object or json_schema, with its name and schema"
+SUMMARY: Final = one_of("auto", "concise", "detailed")
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 PASSED: Final[Table] = {
@@ -121,10 +135,10 @@ PASSED: Final[Table] = {
 }  # fmt: skip
 COMPLETIONS: Final[Table] = PASSED | {
     "messages": LIST, "tools": LIST, "tool_choice": CHOICE, "user": text(), "stream": FLAG,
-    "stream_options": having({"include_usage": FLAG, "include_obfuscation": only(False)}),
+    "stream_options": having({"include_usage": FLAG, "include_obfuscation": read_over(FLAG)}),
     "logit_bias": only({}), "logprobs": only(False), "top_logprobs": only(0), "n": only(1),
     "modalities": only(["text"]), "store": only(False),
-    "metadata": only({}),  # is for completions that are stored
+    "metadata": read_over(METADATA),  # is for completions that are stored
     **refused("audio", "function_call", "functions", "moderation", "web_search_options"),
 }  # fmt: skip
 RUNS: Final[Table] = {
@@ -146,20 +160,22 @@ RESPONSES: Final[Table] = {
         "effort": PASSED["reasoning_effort"],
         "context": only("auto"), "mode": only("standard"),
         # chat completions have no summary, so there is none, as "auto" allows
-        **dict.fromkeys(("summary", "generate_summary"), only("auto")),
+        **dict.fromkeys(("summary", "generate_summary"), read_over(SUMMARY, "auto")),
     }),
     "input": CONTENT, "instructions": LONG, "conversation": CHOICE, "previous_response_id": text(),
     "tools": LIST, "tool_choice": CHOICE, "max_tool_calls": COUNT,
     "background": FLAG, "store": FLAG, "metadata": METADATA, "user": text(),
-    "stream": FLAG, "stream_options": having({"include_obfuscation": only(False)}),
+    "stream": FLAG, "stream_options": having({"include_obfuscation": read_over(FLAG)}),
     "truncation": one_of("auto", "disabled"),
     # each name is of something that the output never has, but logprobs it could have
     "include": Rule(
         lambda v: are_texts(v) and "message.output_text.logprobs" not in v,
         "must be names; logprobs are not supported",
     ),
-    "context_management": only([]), "top_logprobs": only(0),
-    **refused("access_programs", "background_options", "image", "moderation", "prompt"),
+    # of an input that is too long, an error says so
+    "context_management": read_over(LIST), "top_logprobs": only(0),
+    "client_metadata": read_over(OBJECT), "access_programs": only([]),
+    **refused("background_options", "image", "moderation", "prompt"),
 }  # fmt: skip
 ITEMS: Final[Table] = {"items": LIST}
 CONVERSATION: Final[Table] = {"metadata": METADATA}
@@ -210,6 +226,11 @@ def checked(table: Table, body: Json, where: str = "") -> Settings:
             continue
         if not rule.check(value):
             raise BadInputError(f"{param} {rule.wants}", param)
+        if rule.ignores(value):
+            told = IGNORED.get()
+            if told is None:
+                raise BadInputError(f"{param} {only().wants}", param)
+            told.append(param)
         if rule.fields is not None:
             settings |= checked(rule.fields, value, f"{param}.")
         elif rule.to:

@@ -6,8 +6,11 @@ import json
 import logging
 import math
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -22,6 +25,7 @@ from trio_lanes.durable import KeyConflictError, PayloadError, StoreError
 
 from ..chat_agent.web.server import is_ours
 from .errors import BadInputError, Refused
+from .fields import IGNORED
 from .wire import Json
 
 logger: Final = logging.getLogger(__name__)
@@ -36,6 +40,7 @@ NAME: Final = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,100}")
 RESPONSE: Final = re.compile(rf"resp_{NAME.pattern}\.[A-Za-z0-9]{{1,40}}")  # an id
 
 
+REQUEST: Final[ContextVar[str]] = ContextVar("REQUEST", default="a request")  # its id, for logs
 Endpoint = Callable[[Request], Awaitable[Response]]
 Shape = Callable[[Refused], Response]  # of an error
 ShapeOf = Callable[[str], Shape]  # of the errors of a path
@@ -45,10 +50,14 @@ def guarded(endpoint: Endpoint, full: Callable[[], dict[str, str]], shape: Shape
     """Return the endpoint with its exceptions as errors; ``full`` has the headers of a 429."""
 
     async def call(request: Request) -> Response:
+        IGNORED.set(told := list[str]())  # of this request, which has a context of its own
         try:
-            return await endpoint(request)
+            response = await endpoint(request)
         except Exception as fault:
             return shape(refusal_of(fault, full))
+        if told:
+            response.headers["x-lanes-ignored"] = ", ".join(dict.fromkeys(told))
+        return response
 
     return call
 
@@ -63,11 +72,11 @@ def refusal_of(fault: Exception, full: Callable[[], dict[str, str]]) -> Refused:
         case PayloadError():
             return Refused(413, str(fault))
         case StoreError() | OSError():
-            logger.exception("a request was refused, because it could not be stored")
+            logger.exception("%s was refused, because it could not be stored", REQUEST.get())
             text = "what has to be stored cannot be stored now; try again later"
             return Refused(503, text, "store_unavailable")
         case TranscriptError():
-            logger.exception("a request was refused, because its conversation cannot be read")
+            logger.exception("%s was refused: its conversation cannot be read", REQUEST.get())
             text = "the stored conversation is damaged; the log of the gateway has the place"
             return Refused(500, text, "damaged_conversation", x_should_retry="false")
         case KeyConflictError():
@@ -75,7 +84,7 @@ def refusal_of(fault: Exception, full: Callable[[], dict[str, str]]) -> Refused:
         case LaneFullError():
             text = "too much work waits; try again later"
             return Refused(429, text, "rate_limit_exceeded", **full())
-    logger.exception("a request has failed")
+    logger.exception("%s has failed", REQUEST.get())
     text = f"the gateway failed: {type(fault).__name__}"
     return Refused(500, text, "server_error", x_should_retry="false")
 
@@ -293,7 +302,17 @@ class Bounded:
         if refused is not None:
             return await self._shape_of(scope["path"])(refused)(scope, receive, send)
         self._requests.open += 1
+        id = REQUEST.set(f"req_{secrets.token_hex(12)}")
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, partial(_send_with, REQUEST.get(), send))
         finally:
+            REQUEST.reset(id)
             self._requests.closed()
+
+
+async def _send_with(id: str, send: Send, message: Message) -> None:
+    """Send a message; the head of a reply has the id of the request, by both APIs' names."""
+    if message["type"] == "http.response.start":
+        pairs = [(name, id.encode()) for name in (b"x-request-id", b"request-id")]
+        message = {**message, "headers": [*message["headers"], *pairs]}
+    await send(message)

@@ -305,8 +305,9 @@ BAD: dict[str, Json] = {
     "tools.0.input_examples": {"tools": [WEATHER | {"input_examples": [{}]}]},
     "tool_choice.type": {"tool_choice": {"type": "never"}},
     "tool_choice": {"tool_choice": {"type": "tool", "name": "other"}, "tools": [WEATHER]},
-    "thinking.type": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-    "thinking.display": {"thinking": {"type": "adaptive", "display": "summarized"}},
+    "thinking.type": {"thinking": {"type": "sometimes"}},
+    "thinking.budget_tokens": {"thinking": {"type": "enabled", "budget_tokens": "many"}},
+    "thinking.display": {"thinking": {"type": "adaptive", "display": "whole"}},
     "output_config.format": {"output_config": {"format": {"type": "json_schema"}}},
     "output_config.effort": {"output_config": {"effort": "huge"}},
     "stop_sequences": {"stop_sequences": "END"},
@@ -317,9 +318,8 @@ BAD: dict[str, Json] = {
     "top_k": {"top_k": 5},
     "speed": {"speed": "fast"},
     "container": {"container": "x"},
-    "diagnostics": {"diagnostics": {}},
     "inference_geo": {"inference_geo": "us"},
-    "context_management": {"context_management": {}},
+    "context_management": {"context_management": "x"},
     "mcp_servers": {"mcp_servers": []},
 }
 OF_AN_ANSWER = ("max_tokens is missing", "tool_choice")  # not needed to count tokens
