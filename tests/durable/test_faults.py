@@ -889,7 +889,7 @@ async def test_many_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
         assert (await lanes.statistics()).waiting == 5
 
 
-async def test_two_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
+async def test_a_schema_that_is_made_twice_is_there_once(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
     fill(connection)
     fill(connection)
@@ -992,7 +992,7 @@ async def test_a_slow_look_that_fails_is_repeated(
         assert await SqliteStore(path).beat()
 
 
-async def test_a_large_file_is_not_looked_through_at_opening(
+async def test_a_file_above_the_size_that_is_looked_through_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "jobs.db"

@@ -571,7 +571,7 @@ async def test_lanes_whose_store_is_gone_for_good_end_at_once(
     assert "the ends of 1 runs could not be reported within 0 s" in caplog.text
 
 
-async def test_a_connection_whose_opening_was_lost_is_closed() -> None:
+async def test_serving_a_connection_ends_if_its_first_message_is_no_opening() -> None:
     sends, receives = trio.open_memory_channel[str](9)
     sends.send_nowait(encode([1, "", "beat", []]))
     await serve(Ends(sends, receives), MemoryStore())

@@ -352,7 +352,9 @@ async def test_every_statement_names_its_schema(
         assert (await lanes.check(repair=True)).problems == ()
 
 
-async def test_several_processes_may_make_one_store(server: Server, namespace: str) -> None:
+async def test_several_instances_may_open_a_new_namespace_at_once(
+    server: Server, namespace: str
+) -> None:
     async def use() -> None:
         async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
             pass
