@@ -26,7 +26,6 @@ SAME_IDEA = {
         ("Job", "Lane", "Lanes", "MapResults", "SessionLane"),
         "the same object, with verbs for Trio and with verbs for asyncio",
     ),
-    "Kin": "which job waits for a task inside of a job: the protocol, and that of asyncio",
     "SendResult": "the answer to a send, of a registry of runs and of a durable job",
     "TRANSITIONS": "the table of the states of a job, and of a durable job",
     **dict.fromkeys(
