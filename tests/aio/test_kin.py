@@ -357,7 +357,7 @@ async def test_an_act_that_closes_a_cycle_looks_at_what_the_body_waits_for(facto
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(tasks[0]), 1)
             # this job comes before the one that is waited for, and waits for the slot of this body
-            lanes.submit_nowait(asyncio.sleep, 0, session="bob", priority=1)
+            lanes.submit_nowait(asyncio.sleep, 0, session="bob", priority=1, lane="cron")
             await asyncio.sleep(1)
             return "value"
 

@@ -34,6 +34,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar, final
 from weakref import ref
 
@@ -213,6 +214,9 @@ def _abandon(state: Any) -> None:  # pragma: no cover - in a process of its own
             with suppress(Exception):
                 task.coro.close()
                 break
+    queue = state.runner.entry_queue
+    queue.wakeup.close()  # and asynchronous generators that are collected later wake nobody
+    queue.wakeup = SimpleNamespace(close=bool, wakeup_thread_and_signal_safe=bool)
     state.unrolled_run_gen.close()
 
 
