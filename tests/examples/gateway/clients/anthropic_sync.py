@@ -60,14 +60,17 @@ def refused() -> None:
     asked: Any = [{"role": "user", "content": "hello"}]
     count = client.messages.count_tokens(model="built-in", messages=asked)
     assert count.input_tokens > 0
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    raw = client.messages.with_raw_response.create(**MORE, messages=asked, thinking=thinking)
+    assert raw.headers["x-lanes-ignored"] == "thinking.budget_tokens"
+    assert raw.parse()._request_id == raw.headers["request-id"]
     fault: Any = None
     try:
-        thinking: Any = {"type": "enabled", "budget_tokens": 1024}
-        client.messages.create(**MORE, messages=asked, thinking=thinking)
+        client.messages.create(**MORE, messages=asked, extra_body={"top_k": 5})
     except anthropic.BadRequestError as error:
         fault = error
     assert fault.body["error"]["type"] == "invalid_request_error"
-    assert "thinking.type" in fault.message
+    assert "top_k" in fault.message
     try:
         client.messages.create(**MORE, messages=[{"role": "user", "content": "fail now"}])
     except anthropic.APIStatusError as error:
