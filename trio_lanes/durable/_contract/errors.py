@@ -198,7 +198,8 @@ class BudgetSpentError(LaneError):
 class LockLostError(LaneError):
     """A lock was lost while its body ran: the instance has lost its lease, or its lanes are closed.
 
-    The body was cancelled. Another task may hold the lock by now, with a greater fence.
+    Or the server of the store has come back with older data, which lack the lock. The body was
+    cancelled. Another task may hold the lock by now, with a greater fence.
     """
 
 

@@ -543,9 +543,10 @@ class DurableLanes(HasEnd):
         follow one another hold it together. A session needs none: its jobs run one at a time.
 
         The lock is kept by the lease of this instance. If the lease is lost, or the lanes are
-        closed, the body is cancelled, and the block raises `LockLostError`; after that another task
-        may have the lock. A body that cannot be cancelled then should give ``held.fence`` to what
-        it writes to. Entering is a checkpoint; cancelled there, the task gives its place back.
+        closed, or the server has come back with older data that lack the lock, the body is
+        cancelled, and the block raises `LockLostError`; after that another task may have the lock.
+        A body that cannot be cancelled then should give ``held.fence`` to what it writes to.
+        Entering is a checkpoint; cancelled there, the task gives its place back.
         Leaving ends the lock, cancelled or not, within the patience of the store.
 
         Raises:
