@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -18,7 +19,13 @@ from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples, number
 from tests.support.fresh import SEED
-from trio_lanes.durable import CheckReport, JobDeadError, JobExpiredError, MemoryStore
+from trio_lanes.durable import (
+    CheckReport,
+    DurableState,
+    JobDeadError,
+    JobExpiredError,
+    MemoryStore,
+)
 from trio_lanes.durable.acts.inspection import Check, JobsOf
 from trio_lanes.durable.testing import (
     NO_FAULTS,
@@ -133,6 +140,11 @@ async def test_a_life_reports_a_broken_rule(
     for used, granted in ((8, 0), (7, 1), (7, 0)):  # too much, a grant of none, and all is well
         story.check_budget(used, granted)
         story.spent = 7
+    story.refused = {"key 5"}
+    for key in ("key 4", "key 5"):
+        story.check_refused(
+            [SimpleNamespace(id=9, key=key, state=DurableState.DEAD)]  # type: ignore[list-item]
+        )
     found = "; ".join(story.wrong)
     assert found.count("of the budget are used") == 2
     for what in (
@@ -140,6 +152,7 @@ async def test_a_life_reports_a_broken_rule(
         "job 1 begins after a later job",
         "job 4 (fence 7) overlaps job 3 (fence 6)",
         "job 3 is dead: ValueError: no",
+        "job 9 was refused, and is dead",
         "job 4 has the result 5 of another job, not 4",
         "job 4 expired, and has run",
     ):

@@ -436,17 +436,15 @@ class _TwinLife:
 
     async def _ask_again(self) -> None:
         """Have both do an act again, after others; or withdraw it, if it took something."""
-        if not self.asked:
-            return
-        act, ticket, asked_at = self.chance.choice(self.asked)
-        if asked_at + REMEMBERED_FOR / 2 < trio.current_time():
-            return  # one of both may have forgotten it
-        if isinstance(act, Spend):
-            await self._do(Withdraw(ticket, act.quota, act.limits, act.costs))
-        elif isinstance(act, Acquire) and self.chance.random() < 0.5:
-            await self._do(Withdraw(ticket, None, (), {}))
-        else:
-            await self._ask(act, ticket)
+        since = trio.current_time() - REMEMBERED_FOR / 2  # before it, one may have forgotten it
+        asked = [one for one in self.asked if one[2] > since]
+        for act, ticket, _ in self.chance.sample(asked, min(1, len(asked))):
+            if isinstance(act, Acquire | Spend):
+                spend = act if isinstance(act, Spend) else None
+                of = (spend.quota, spend.limits, spend.costs) if spend else (None, (), {})
+                await self._do(Withdraw(ticket, *of))
+            else:
+                await self._ask(act, ticket)
 
     # ---- what acts are on
 
