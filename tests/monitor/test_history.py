@@ -67,6 +67,7 @@ async def test_the_numbers_of_an_hour_ago_are_there_for_a_page_that_is_opened_no
         assert len(told["walls"]) == len(told["samples"]) == 300
 
 
+@pytest.mark.slow
 async def test_the_ring_holds_an_hour_in_few_megabytes_and_the_oldest_leave_first(
     autojump_clock: MockClock,
 ) -> None:
