@@ -144,7 +144,8 @@ class LateGuest:
 
 
 TestGuests = durable_store_suite(Guests(), clock=MockClock)
-TestServedMemory = durable_store_suite(InMemory(), clock=MockClock)
+# `make test` plays the other
+TestServedMemory = pytest.mark.slow(durable_store_suite(InMemory(), clock=MockClock))
 
 in_real_time = durable_store_suite(Served())  # since sockets and threads take some time
 if os.environ.get("TRIO_LANES_LONG_TESTS"):

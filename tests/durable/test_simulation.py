@@ -209,6 +209,7 @@ async def test_a_cluster_runs_the_handlers_of_a_user(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.no_cover  # dear, and about the faults alone
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_that_is_put_in_is_found(what: str) -> None:
