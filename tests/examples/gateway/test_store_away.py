@@ -93,3 +93,18 @@ async def test_a_folder_that_cannot_be_used_for_a_while_delays_a_response(
                 async with gateway.stream("GET", path) as events:
                     last = [event async for event in events][-1]
                 assert last["type"] == "response.completed"
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("seconds", AWAY_SECONDS)
+async def test_a_completion_waits_for_its_place_while_the_store_is_away(
+    seconds: float, unknown: bool, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    absence = Absence("enqueue", seconds, unknown)
+    async with several(Script(["well"]), tmp_path, store=AwayStore.made(absence)) as (one, _):
+        absence.armed = True
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        reply = await one.request("POST", "/v1/chat/completions", body)
+        assert absence.back_at is not None
+        assert reply.status == 200, reply.raw
+        assert reply.body["choices"][0]["message"]["content"] == "well"
