@@ -108,8 +108,9 @@ fresh: $(call set,test-all)
 
 # The models with twenty times the examples and seeds of a usual run, 100,000 simulated lives,
 # processes that are killed 1,000 times each over PostgreSQL and Valkey and 300 times over a served
-# file, a gateway that is killed 100 times, 10,000 cancelled calls of each store, and all orders of
-# acts over Valkey with two faults. On two quiet cores the lives take about two hours, and the kills
+# file, a gateway that is killed 100 times, and one of several processes whose parent is killed 100
+# times with its store away besides, 10,000 cancelled calls of each store, and all orders of acts over
+# Valkey with two faults. On two quiet cores the lives take about two hours, and the kills
 # half an hour.
 LIVES ?= 100000
 KILLS ?= 1000
