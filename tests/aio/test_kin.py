@@ -257,6 +257,23 @@ async def test_each_verb_may_be_awaited_in_a_task_that_is_forgotten(
 
 
 @with_tasks_of_all_kinds
+async def test_a_wait_is_looked_at_when_it_begins_and_in_the_next_turn(factory: Any) -> None:
+    use(factory)
+    async with open_lanes(SILENT) as lanes:
+
+        async def body(later: int) -> float:
+            task = asyncio.create_task(lanes.run(asyncio.sleep, 0, session="ann"))
+            await turns(later)
+            with pytest.raises(LaneDeadlockError):
+                await task
+            return asyncio.get_running_loop().time()
+
+        # the wait begins some turns after its task, which is one turn earlier if that is eager
+        for later in range(3 if factory in EAGER else 4):
+            assert await lanes.run(body, later, session="ann") == 0
+
+
+@with_tasks_of_all_kinds
 async def test_a_wait_is_looked_at_again_when_another_of_its_job_begins_or_ends(
     factory: Any,
 ) -> None:
