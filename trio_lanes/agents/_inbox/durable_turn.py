@@ -59,7 +59,7 @@ from trio_lanes.durable import (
 
 from ..._config import check as _check
 from ..._config.names import name_of
-from .._runs.shared_questions import PREFIX, Kept, digest_of, kept_from
+from .._runs.shared_questions import PREFIX, KeptQuestion, digest_of, kept_from
 from .._runs.shared_registry import hearing
 from .._tools.calls import AnyCall, ToolResult, call_id, call_record
 from .base_turn import BaseTurn
@@ -214,7 +214,7 @@ class DurableTurn(BaseTurn):
         name = PREFIX + id
         if name not in self._kept:
             try:
-                await self._write(name, Kept(of, data=shown).as_json())
+                await self._write(name, KeptQuestion(of, data=shown).as_json())
                 await self._show(id, shown)
             except PayloadError:
                 self._kept.pop(name, None)
@@ -225,7 +225,7 @@ class DurableTurn(BaseTurn):
         kept = kept_from(self._kept[name])
         if kept.decision is None:
             decision = await self._decision((id, kept.of), timeout)
-            kept = Kept(kept.of, is_shown=True, decision=decision)
+            kept = KeptQuestion(kept.of, is_shown=True, decision=decision)
             await self._write(name, kept.as_json())
         else:
             await trio.lowlevel.checkpoint()

@@ -41,7 +41,7 @@ class OpenQuestion:
 
 @final
 @attrs.frozen
-class Kept:
+class KeptQuestion:
     """A question in a checkpoint."""
 
     of: str | None
@@ -56,12 +56,12 @@ class Kept:
         return attrs.asdict(self)
 
 
-def kept_from(value: Any) -> Kept:
-    """Return the question that `Kept.as_json` has made."""
+def kept_from(value: Any) -> KeptQuestion:
+    """Return the question that `KeptQuestion.as_json` has made."""
     if isinstance(value, dict):
         decision = value["decision"]
-        return Kept(**{**value, "decision": None if decision is None else tuple(decision)})
-    return Kept(None, True, None, None if value is None else tuple(value))
+        return KeptQuestion(**{**value, "decision": None if decision is None else tuple(decision)})
+    return KeptQuestion(None, True, None, None if value is None else tuple(value))
 
 
 def digest_of(call: Mapping[str, Any], data: Any) -> str:
@@ -84,7 +84,7 @@ def decision_key(call: str) -> str:
     return f"decision {hashlib.sha256(call.encode()).hexdigest()[:32]}"
 
 
-def questions_in(status: DurableStatus) -> dict[str, Kept]:
+def questions_in(status: DurableStatus) -> dict[str, KeptQuestion]:
     """Return the questions of a job by their ids; none if it is no turn of a durable inbox.
 
     Args:
