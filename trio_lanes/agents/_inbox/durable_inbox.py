@@ -197,7 +197,7 @@ class DurableInbox:
             runs_at_once=not found,
             **attrs.asdict(self._options),
             rolls_back=_to_roll_back(mode, [one for one in found if one.job in aborted]),
-            waited=max((one.waited for one in dropped if one.rules.is_collected), default=0.0),
+            waited=_passed_on(waiting[waiting.index(dropped[0]) :], mode, group) if dropped else 0,
         )
         try:
             job = await self._lanes.submit(
@@ -295,6 +295,15 @@ class DurableInbox:
         if known is not None:  # it has ended, and its store remembers it
             return self._receipt(id, known.id)
         return DurableReceipt(self, id, None, Settled(kind))
+
+
+def _passed_on(line: list[QueuedMessage], mode: WhenBusy, group: str | None) -> float:
+    """Return for how long the first message has waited, which is dropped, if the new one joins it.
+
+    Else the messages before the new one are due at once.
+    """
+    collected = all(one.rules.is_collected and one.rules.group == group for one in line)
+    return line[0].waited if collected and mode is WhenBusy.COLLECT else 0.0
 
 
 def _to_abort(found: list[QueuedMessage]) -> list[int]:
