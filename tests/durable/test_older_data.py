@@ -21,6 +21,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._memory.tables import MemoryTables
+from trio_lanes.durable.acts.locks import Acquire
 from trio_lanes.durable.testing import NO_FAULTS, Faults, open_cluster
 
 LEASE = 30.0
@@ -123,6 +124,30 @@ async def test_a_new_connection_is_followed_by_a_heartbeat_at_once(
         renewed.set()
         await trio.sleep(1)
         assert (await lanes.statistics()).locks == ()
+
+
+async def test_what_a_late_copy_of_a_call_has_made_is_given_back_by_the_second_heartbeat(
+    autojump_clock: MockClock,
+) -> None:
+    """Older data do not know the call, so that its copy is done anew, and its answer is lost."""
+    store = MemoryStore()
+    async with open_durable_lanes(store, {"work": trio.sleep}, lease_ttl=LEASE) as lanes:
+        worker = lanes._worker
+        assert worker is not None
+        worker.claiming = False
+        job = await lanes.submit("work", 1)
+        await wait_all_tasks_blocked()
+        await store.do(Acquire("k", False), "late")
+        worker._steps_taken += 1
+        (claim,) = (await store.step(worker._steps_taken, [], 1)).claims
+        assert claim.id == job.id
+        worker.claiming = True
+        await trio.sleep(LEASE / 3 + 1)
+        assert (await job.status()).state is DurableState.RUNNING
+        await trio.sleep(LEASE / 3)
+        assert (await lanes.statistics()).locks == ()
+        await job.wait()
+        assert (await job.status()).crashes == 0
 
 
 async def test_a_run_that_ends_its_process_is_not_given_back_by_a_heartbeat(

@@ -366,7 +366,7 @@ async def test_after_a_failover_to_older_data_instances_and_server_agree_again(
             await trio.to_thread.run_sync(server.start)
             # the older data: the first job runs here, the second waits, the third is unknown
             lost = await store.do(Compare([second.fence], second.fence, [], 0))
-            assert lost == ((second.fence,), ())
+            assert lost[:2] == ((second.fence,), ())
             assert await store.look(StatusOf(late)) is None
             claims = (await store.step([], 9)).claims
             assert sorted(claim.id for claim in claims) == ids

@@ -87,7 +87,7 @@ class Requests:
         self._held: Final[set[tuple[object, str]]] = set()  # {(task, key)}, or waited for
         # {number of a request that is not released: the scope of the body of its lock}
         self._made: Final[dict[int, trio.CancelScope | None]] = {}
-        self._last = 0  # the greatest number of a request
+        self._last = 0  # each request that is made later has a greater number
         # {ticket of an act whose answer is not known: `_last` when it was asked}
         self._asked: Final[dict[str, int]] = {}
         self._later: Final[deque[Callable[[], Awaitable[object]]]] = deque()
@@ -204,11 +204,15 @@ class Requests:
         """The numbers of the requests that the store should have, and up to where all are known."""
         return [*self._made], min(self._asked.values(), default=self._last)
 
-    def lose(self, requests: Iterable[int]) -> None:
+    def compared(self, requests: Iterable[int], last: int) -> None:
         """Cancel the bodies of locks of which the store knows nothing: it has older data.
 
         A request that waits for its turn hears from the store that it has ended, and is made again.
+
+        Args:
+          last: the last number that the store has given out.
         """
+        self._last = max(self._last, last)
         for number in requests:
             scope = self._made.get(number)
             if scope is not None:

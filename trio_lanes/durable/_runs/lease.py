@@ -70,8 +70,8 @@ class Has(Protocol):
     def known(self) -> tuple[Sequence[int], int]:
         """The numbers of what the store should have, and up to where all are known."""
 
-    def lose(self, numbers: Iterable[int]) -> None:
-        """Cancel what the store lacks."""
+    def compared(self, numbers: Iterable[int], last: int) -> None:
+        """Cancel what the store lacks, whose last number is ``last``."""
 
 
 def check_lease(ttl: float, patience: float) -> None:
@@ -186,5 +186,5 @@ class Lease:
         """Say what this instance has; cancel what the store lacks."""
         runs, requests = self._worker.known, self._requests.known
         lost = await self._store.do(Compare(*runs, *requests), new_ticket())
-        self._worker.lose(lost[0])
-        self._requests.lose(lost[1])
+        self._worker.compared(lost[0], lost[2])
+        self._requests.compared(lost[1], lost[2])

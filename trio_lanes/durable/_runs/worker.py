@@ -82,6 +82,8 @@ class _StepCall:
     room: int
     term: int
     asked_at: float
+    known_to: int
+    """A number below the fence of each of its claims."""
     unknown: bool = False
     """Whether it was asked before and may have happened."""
     withdrawn: bool = False
@@ -112,7 +114,7 @@ class Worker:
         self._sessions: Final[set[str]] = set()  # of these runs
         self._unfinished: Final[set[int]] = set()  # fences of runs that the store has as running
         self._fatal: Final[set[int]] = set()  # fences of runs that end this process: never reported
-        self._claimed_to = 0  # the greatest fence of a claim
+        self._known_to = 0  # each claim of a later step has a greater fence
         self._outbox: list[Finish] = []  # for the next step
         self.steps_ahead: Final[bool] = getattr(store, "steps_ahead", False)
         self._asked: _StepCall | None = None  # the step whose answer is used next
@@ -314,7 +316,8 @@ class Worker:
         room = int(max(0, min(self._room(), MAX_STEP - len(finished))))
         if room and self._idle.is_set():
             self._idle = trio.Event()
-        return _StepCall(self._steps_taken, tuple(finished), room, self.term, trio.current_time())
+        now, known_to = trio.current_time(), self._known_to
+        return _StepCall(self._steps_taken, tuple(finished), room, self.term, now, known_to)
 
     def _room(self) -> int | float:
         """How many jobs may begin, besides those that the steps under way may claim."""
@@ -382,11 +385,17 @@ class Worker:
 
     @property
     def known(self) -> tuple[Sequence[int], int]:
-        """The fences that the store should have as running, and the greatest of a claim."""
-        return [*self._unfinished, *self._fatal], self._claimed_to
+        """The fences that the store should have as running, and up to where all are known."""
+        asked = (call.known_to for call in self._under_way())
+        return [*self._unfinished, *self._fatal], min(asked, default=self._known_to)
 
-    def lose(self, fences: Iterable[int]) -> None:
-        """Cancel runs of which the store knows nothing: it has come back with older data."""
+    def compared(self, fences: Iterable[int], last: int) -> None:
+        """Cancel runs of which the store knows nothing: it has come back with older data.
+
+        Args:
+          last: the last number that it has given out.
+        """
+        self._known_to = max(self._known_to, last)
         for fence in fences:
             run = self._runs.get(fence)
             if run is not None and not run._given_up:  # else it has ended, or will soon
@@ -424,7 +433,7 @@ class Worker:
         core = self.core
         assert core is not None
         self._unfinished.add(claim.fence)
-        self._claimed_to = max(self._claimed_to, claim.fence)
+        self._known_to = max(self._known_to, claim.fence)
         try:
             run = DurableRun(claim, self._store, self)
             payload = decode(claim.payload)

@@ -545,7 +545,11 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
     bool | None: lambda answer: None if answer[0] is None else bool(answer[0]),
     int | None: lambda answer: answer[0],
     tuple[int, ...]: lambda answer: tuple(map(int, answer)),
-    tuple[tuple[int, ...], tuple[int, ...]]: lambda answer: tuple(map(tuple, answer)),
+    tuple[tuple[int, ...], tuple[int, ...], int]: lambda answer: (
+        tuple(answer[0]),
+        tuple(answer[1]),
+        answer[2],
+    ),
     tuple[int, ServedAt | None] | None: _request_made,
     tuple[int, ServedAt | None, tuple[str, ...]] | None: _spend_made,
     tuple[str, ...]: tuple,

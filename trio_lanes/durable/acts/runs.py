@@ -14,27 +14,28 @@ from .._rules.queues import Queues
 from .._rules.tables import ListItem
 
 
-class Compare(Act[tuple[tuple[int, ...], tuple[int, ...]]], leased=True):
+class Compare(Act[tuple[tuple[int, ...], tuple[int, ...], int]], leased=True):
     """Compare what an instance has with what the store has, which may have come back older.
 
     What the store has besides is given back, or ended if it is a request: its end was lost, and
     nobody would report it again. This may come late or twice, since it says up to where the
     instance knows: what it gets later has a greater number. The answer is what the store lacks: the
-    fences of runs, and the numbers of requests. Both are empty if the incarnation has ended.
+    fences of runs, and the numbers of requests; and the last number that it has given out, so that
+    the next comparison knows up to there. All are empty if the incarnation has ended.
     """
 
     runs: Sequence[int]
     """The fences of the runs whose ends are not recorded."""
     claimed_to: int
-    """The greatest fence of a claim whose step got its answer."""
+    """A number below the fence of each claim whose step has no answer yet."""
     requests: Sequence[int]
     """The numbers of requests for locks and quotas that are not released."""
     requested_to: int
     """A number below that of each request whose answer is not known yet."""
 
-    def apply(self, queues: Queues) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def apply(self, queues: Queues) -> tuple[tuple[int, ...], tuple[int, ...], int]:
         if not queues.is_alive(queues.caller):
-            return (), ()
+            return (), (), 0
         tables, here = queues.tables, set(self.runs)
         runs = tables.fences_of(queues.caller)
         for fence in sorted(runs.keys() - here, reverse=True):  # each goes to the front
@@ -48,7 +49,7 @@ class Compare(Act[tuple[tuple[int, ...], tuple[int, ...]]], leased=True):
         for id in sorted(requests - asked):
             if id <= self.requested_to:
                 lines.release(queues, id, used=True)
-        return tuple(sorted(here)), tuple(sorted(asked - requests))
+        return tuple(sorted(here)), tuple(sorted(asked - requests)), tables.last_number()
 
 
 class Checkpoint(Act[bool], leased=True):

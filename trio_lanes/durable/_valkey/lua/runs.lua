@@ -19,10 +19,10 @@ local function compared(theirs, ours, up_to)
   return lost, besides
 end
 
--- `runs`, `requests`: JSON. Answer: what the store lacks of both.
+-- `runs`, `requests`: JSON. Answer: what the store lacks of both, and the last number.
 function WITH_TICKET.compare(instance, runs, claimed_to, requests, requested_to)
   if not is_alive(instance) then
-    return { 0, {}, {} }
+    return { 0, {}, {}, 0 }
   end
   local fences, ids = {}, {}
   local flat = ask('ZRANGE', ROOT .. 'run:' .. instance, 0, -1, 'WITHSCORES')
@@ -43,7 +43,7 @@ function WITH_TICKET.compare(instance, runs, claimed_to, requests, requested_to)
   for _, number in ipairs(requests_besides) do
     lines.release(int(number), true)
   end
-  return { 0, lost_runs, lost_requests }
+  return { 0, lost_runs, lost_requests, LAST }
 end
 
 local function keep(job, data)
