@@ -48,7 +48,7 @@ async def test_kill_9_of_the_process_that_serves_a_file_runs_nothing_twice_at_on
     async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
         async with killing(lanes, "family", str(file), tmp_path, partial(bury, lanes)) as story:
             story.parent = await story.workers.parent()
-            await story.go_on(partial(story.kill_families, number("KILLS_SERVED", 20)))
+            await story.go_on(partial(story.kill_families, number("KILLS_SERVED", 10)))
             print(story.summary())
             await story.check()
             story.check_nothing_ran_twice_at_once()
