@@ -315,7 +315,7 @@ async def test_the_text_of_a_blocker_is_a_sentence_about_the_job() -> None:
     )
 
 
-async def test_a_rate_that_has_refilled_in_this_moment_holds_nobody(mock_clock: MockClock) -> None:
+async def test_a_rate_that_has_refilled_in_this_moment_holds_no_job(mock_clock: MockClock) -> None:
     rate = RateLimit(1, per=10, algorithm="sliding")
     configs = (
         ({"main": LaneConfig(concurrency=2, rate=rate)}, {}),
