@@ -520,3 +520,21 @@ def test_an_owner_has_the_class_of_the_stores() -> None:
     ):
         assert scale.class_of(owner) == class_of(weights, owner)
         assert rest.class_of(owner) == class_of({**weights, "*": 5.0}, owner)
+
+
+def test_a_class_that_was_able_to_be_served_waits_when_others_have_come() -> None:
+    weights = {"a": 1.0, "b": 3.0, **dict.fromkeys("cdefg", 2.0)}
+    shares = Shares(Scale(weights))
+    shares.set_owners("a", 1)
+    shares.set_owners("b", 1)
+    assert shares.next() == "b"
+    shares.served("b")
+    assert shares.next() == "b"
+    for name in "cdefg":
+        shares.set_owners(name, 1)
+    served = []
+    for _ in range(14):
+        served.append(shares.next())
+        shares.served(served[-1])
+    assert served[0] == "c"  # for now `b` is ahead of its share
+    assert {name: served.count(name) for name in weights} == weights

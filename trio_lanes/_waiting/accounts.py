@@ -159,10 +159,9 @@ class Accounts:
             shared = self._shared[group][key] = GroupAccount(now, group, key)
             _hold_heads(shared, now)
         log = head._log
-        if log is None:
-            head._log = (None, None, shared, shared.mark, SHARED, now)
-        elif log[2] is not shared:
-            head._log = (added_up(log, now), None, shared, shared.mark, SHARED, now)
+        if log is None or log[2] is not shared:
+            before = None if log is None else added_up(log, now)
+            head._log = (before, None, shared, shared.mark, SHARED, now)
         self._follow(account, shared)
 
     def _follow(self, account: Account, shared: GroupAccount | None) -> None:

@@ -242,3 +242,14 @@ async def test_a_wait_that_begins_anew_is_told_anew(autojump_clock: MockClock) -
             lanes.submit_nowait(trio.sleep, 0, name="key", coalesce=coalesce, warn_after=2)
             await trio.sleep(5)
     assert heard.calls == [("key", 3.0), ("key", 8.0)]
+
+
+async def test_a_job_that_loses_its_on_wait_needs_no_timer_where_nobody_listens(
+    autojump_clock: MockClock,
+) -> None:
+    told = Told()
+    async with open_lanes({"main": 1}) as lanes:
+        lanes.submit_nowait(trio.sleep, 20)
+        lanes.submit_nowait(trio.sleep, 0, coalesce=Coalesce("k"), on_wait=told)
+        lanes.submit_nowait(trio.sleep, 0, coalesce=Coalesce("k"))
+    assert told.calls == []

@@ -294,3 +294,21 @@ async def test_a_token_of_a_shared_limiter_that_comes_too_early_leaves_the_cause
         await trio.sleep(1)
         assert job.waits == {"slots": 2, "rate": 1}
         assert job.blocked_by()[0].kind == "rate"
+
+
+async def test_heads_that_share_a_limiter_are_looked_at_one_by_one(
+    autojump_clock: MockClock,
+) -> None:
+    config = {"shared": LaneConfig(limiter=trio.CapacityLimiter(2)), "other": 1}
+    group = LaneGroup([*config], concurrency=1, rate=RateLimit(1, per=9, algorithm="sliding"))
+    async with open_lanes(config, groups={"g": group}, wait_accounting=True) as lanes:
+        lanes.submit_nowait(trio.sleep, 5, lane="other")
+        dear = lanes.submit_nowait(trio.sleep, 1, lane="other")
+        head = lanes.submit_nowait(trio.sleep, 1, lane="shared", cost=0)
+        await trio.sleep(3)
+        assert dear.waits == {"slots": 3}  # its own lane is full, too
+        assert head.waits == {"group": 3}
+        await trio.sleep(4)
+        assert dear.waits == {"slots": 5, "rate": 2}
+        assert head.waits == {"group": 5, "order": 2}
+        assert head.blocked_by()[0].kind == "order"
