@@ -699,3 +699,16 @@ async def test_a_message_among_very_many_that_wait_is_found_without_a_search(
         await trio.sleep(1)
     # a bisection looks at seven more of them
     assert all(of_many <= of_few + 3 * 8 for of_few, of_many in zip(*counted, strict=True))
+
+
+async def test_a_post_asks_for_no_repr_of_what_the_handler_holds(autojump_clock: MockClock) -> None:
+    class Holds:
+        def __repr__(self) -> str:
+            raise AssertionError("a message has asked for it")
+
+        async def answer(self, turn: Turn) -> str:
+            return "answered"
+
+    async with open_lanes() as lanes:
+        receipt = Inbox(lanes, "alice", Holds().answer).post("hello")
+        assert (await receipt.settled()).result == "answered"

@@ -19,15 +19,15 @@ _PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
 
 
 def name_of(fn: object) -> str:
-    """Return the name of a function, of a `functools.partial` of one, or of the class of ``fn``.
+    """Return the name of a function, or of a `functools.partial` of one; of another object its repr.
 
-    Never its ``repr``: that of a bound method, or of a partial, shows all that it holds.
+    The repr of a bound method, or of a partial, would show all that it holds.
     """
-    for of in (fn, getattr(fn, "func", None), type(fn)):
+    for of in (fn, getattr(fn, "func", None)):
         name = getattr(of, "__qualname__", None)
         if isinstance(name, str):
             return name
-    raise AssertionError  # pragma: no cover - a class has a name
+    return repr(fn)
 
 
 def _trimmed(what: str, name: object) -> str:

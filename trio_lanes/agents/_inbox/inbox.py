@@ -46,6 +46,7 @@ from trio_lanes import (
 )
 
 from ..._config import check as _check
+from ..._config.names import name_of
 from .ids import KnownIds
 from .queue import Entry, MessageQueue, Overflow, QueueOptions, Summary, WhenBusy, one_line
 from .receipt import InboxStatistics, Receipt, Settled, SettledKind
@@ -119,6 +120,7 @@ class Inbox:
         self.when_busy: WhenBusy = WhenBusy(when_busy)
         self._lanes: Final = lanes
         self._handler: Final = handler
+        self._name: Final = name_of(handler)  # of its jobs; made once, since it may be a repr
         options = QueueOptions(debounce, max_wait, cap, overflow)
         self._overflow: Final = options.overflow
         self._queue: Final[MessageQueue[Receipt]] = MessageQueue(options)

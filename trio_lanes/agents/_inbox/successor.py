@@ -22,7 +22,6 @@ import trio
 
 from trio_lanes import Job, JobState, LaneError
 
-from ..._config.names import name_of
 from .queue import NOW
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Successor:
             session=inbox.session,
             lane=inbox.lane,
             delay=max(0.0, due - now),
-            name=name_of(inbox._handler),
+            name=inbox._name,
         )
         if not job.done:  # else the caller in the inbox updates itself afterwards
             job.on_settled(lambda job: inbox._update())
