@@ -19,7 +19,7 @@ _PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
 
 
 def name_of(fn: object) -> str:
-    """Return the name of a function, or of a `functools.partial` of one; of another object its repr.
+    """Return the name of a function, or of a partial of one; of another object its repr.
 
     The repr of a bound method, or of a partial, would show all that it holds.
     """

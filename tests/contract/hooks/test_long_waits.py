@@ -244,7 +244,7 @@ async def test_a_wait_that_begins_anew_is_told_anew(autojump_clock: MockClock) -
     assert heard.calls == [("key", 3.0), ("key", 8.0)]
 
 
-async def test_a_job_that_loses_its_on_wait_needs_no_timer_where_nobody_listens(
+async def test_a_job_that_loses_its_on_wait_needs_no_timer_without_instruments(
     autojump_clock: MockClock,
 ) -> None:
     told = Told()
