@@ -82,7 +82,7 @@ class PostgresStore(SqlStore):
         self._opening: Opening
         self._clock: trio.abc.Clock
         self._token: trio.lowlevel.TrioToken
-        self.renewed = trio.Event()
+        self.renewed: trio.Event | None = trio.Event()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.PostgresStore {self._name}, namespace {self._namespace!r}>"

@@ -149,12 +149,14 @@ class QuotaStories(LockStories):
         async with self.playing(lease_ttl=3600.0) as store:
 
             async def level(name: str, limit: RateLimit) -> QuotaLevel:
+                found: QuotaLevel
                 (found,) = await store.look(LevelsOf(name, [limit]))
                 return found
 
             for number, (before, after, left) in enumerate(EDITS):
                 name = f"q{number}"
-                _, at, _ = await store.do(Spend(name, [before], {"usd": 10}, wait=False))
+                spent: Any = await store.do(Spend(name, [before], {"usd": 10}, wait=False))
+                at = spent[1]
                 found = await level(name, after)
                 assert (found.left, type(found.left)) == (left, type(left)), name
                 await store.do(Settle(name, [before], at, {"usd": -4}))
