@@ -32,7 +32,7 @@ async def test_kill_9_on_a_served_file_loses_nothing(tmp_path: Path) -> None:
             async with open_durable_lanes(owner.guest(), {}, LANES, worker=False) as lanes:
                 ends = partial(bury, lanes)
                 async with killing(lanes, "served", path, tmp_path, ends) as story:
-                    await story.go_on(partial(story.kill_and_stop, number("KILLS_SERVED", 8)))
+                    await story.go_on(partial(story.kill_and_stop, number("KILLS_SERVED", 20)))
                     print(story.summary())
                     await story.check()
             nursery.cancel_scope.cancel()

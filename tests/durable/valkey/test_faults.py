@@ -123,7 +123,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again_and_the_act_is_done_onc
 async def test_cuts_lost_requests_and_lost_answers_at_random_lose_and_double_nothing(
     server: Server, namespace: str
 ) -> None:
-    dice, echo, most = random.Random(1), Echo(), number("CUTS", 15)
+    dice, echo, most = random.Random(1), Echo(), number("CUTS", 40)
     proxies = [Proxy(server.port) for _ in range(3)]
 
     async def disturb(scope: trio.CancelScope) -> None:

@@ -27,7 +27,7 @@ async def test_kill_9_and_stops_longer_than_the_lease(
     address = f"{server.url}#{namespace}"
     async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
         async with killing(lanes, "valkey", address, tmp_path) as story:
-            await story.go_on(partial(story.kill_and_stop, number("KILLS", 8)))
+            await story.go_on(partial(story.kill_and_stop, number("KILLS", 20)))
             print(story.summary())
             await story.check()
 
@@ -92,7 +92,7 @@ async def test_cuts_between_four_processes_and_the_server_repeat_nothing(
     server: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KILLS_LEASE", "60")  # a process that stands still loses no run
-    proxy, most = Proxy(server.port), number("CUTS", 15)
+    proxy, most = Proxy(server.port), number("CUTS", 40)
     store = ValkeyStore(server.url, namespace=namespace, patience=60)
 
     async def disturb() -> None:
@@ -120,6 +120,6 @@ async def test_a_rolling_sigterm_and_wrong_clocks_repeat_nothing_and_count_no_cr
     address = f"{server.url}#{namespace}"
     async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
         async with killing(lanes, "valkey", address, tmp_path) as story:
-            await story.go_on(partial(story.roll, number("ROLLS", 4)))
+            await story.go_on(partial(story.roll, number("ROLLS", 8)))
             await story.check_nothing_repeated()
-            print(f"{number('ROLLS', 4)} processes ended by SIGTERM; {story.submitted} jobs")
+            print(f"{number('ROLLS', 8)} processes ended by SIGTERM; {story.submitted} jobs")
