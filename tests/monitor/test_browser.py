@@ -83,7 +83,7 @@ class Stage:
         self.lanes = lanes
         self.url = url
         self.troubles: list[str] = []
-        self.disturbed = False  # whether pages may complain that the server is away
+        self.disturbed = False  # whether pages may complain that the server is away, or has failed
         self.cut: Callable[[], None] = lambda: None  # ends the server, which begins again
         self._browser = browser
 
@@ -99,7 +99,7 @@ class Stage:
         return page
 
     def _hear(self, message: ConsoleMessage) -> None:
-        away = self.disturbed and "ERR_" in message.text
+        away = self.disturbed and ("ERR_" in message.text or "status of 500" in message.text)
         if not (away or "status of 409" in message.text):  # a refusal, which the page shows
             self.troubles.append(message.text)
 

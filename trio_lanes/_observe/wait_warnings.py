@@ -84,7 +84,8 @@ class WaitWarnings:
         oldest = _oldest(lane)
         assert oldest is not None  # the caller has checked that a job waits
         due = oldest._waiting_since + lane.config.warn_after
-        self._look_at(lane, max(due, self._quiet_until(lane)))
+        # a lane may begin to wait with a job that has waited for long in its session
+        self._look_at(lane, max(due, self._quiet_until(lane), trio.current_time()))
         self._tell_in_time(lane)
 
     def _tell_in_time(self, lane: LaneActor) -> None:
@@ -92,7 +93,8 @@ class WaitWarnings:
         if lane.unwarned and lane.unwarned_timer is None:
             due = _due(next(iter(lane.unwarned.values())))
             if due != float("inf"):
-                timer = self._timers.call_at(due, partial(self._tell_hooks, lane))
+                when = max(due, trio.current_time())
+                timer = self._timers.call_at(when, partial(self._tell_hooks, lane))
                 lane.keep_unwarned_timer(timer)
 
     def _tell_hooks(self, lane: LaneActor) -> None:
