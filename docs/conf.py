@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import logging
 import pkgutil
 import re
 from importlib.metadata import version as version_of
@@ -19,6 +20,9 @@ from sphinx.pycode import ModuleAnalyzer
 import trio_lanes
 
 ROOT: Final = Path(__file__).parents[1]
+
+# The suite of stores, which is imported for the reference, has rate limits that warn on purpose.
+logging.getLogger("trio_lanes").setLevel(logging.ERROR)
 
 project = "trio-lanes"
 author = "The trio-lanes authors"
