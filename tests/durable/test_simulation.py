@@ -44,6 +44,12 @@ def test_nothing_is_wrong_in_a_life(seed: int) -> None:
     assert simulate(Life(seed)) == []
 
 
+def test_a_run_that_is_given_up_ends_after_one_call_of_the_store_and_takes_no_slot_back() -> None:
+    faults = attrs.evolve(Faults(), doubled=0, kills=math.inf)
+    for life in (Life(1109), Life(1, orders=0, faults=faults)):
+        assert simulate(life) == []
+
+
 @pytest.mark.seeds(3)
 def test_nothing_is_wrong_in_a_life_on_a_served_file(seed: int) -> None:
     with in_loop():

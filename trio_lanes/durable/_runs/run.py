@@ -275,7 +275,8 @@ class DurableRun:
                 with trio.CancelScope(shield=True):
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._worker.next_step()
-                    while not (has := await _has_regained(store, regain)):
+                    # A run that is given up asks for nothing: a call may take the store's patience.
+                    while not self._given_up and not (has := await _has_regained(store, regain)):
                         if self._given_up:
                             break
                         # of a store that is away no step may come
