@@ -134,6 +134,9 @@ class LaneRecorder(LaneInstrument):
         Raises:
           AssertionError: it has a line for each violation, and for each fault of this moment.
         """
+        # A wait may have been cancelled just now: what follows from that comes soon.
+        for scheduler in {cast("Scheduler", job._keeper) for job in self._unsettled}:
+            scheduler.catch_up()
         wrong = [*self.violations, *self._stuck()]
         if wrong:
             raise AssertionError("the lanes broke their contract:\n" + "\n".join(wrong))

@@ -516,3 +516,14 @@ async def test_a_job_that_its_session_took_back_does_not_wait_in_its_lane(
         recorder.check()
         lanes.resume()
     recorder.check()
+
+
+async def test_a_check_in_the_moment_in_which_a_wait_was_cancelled_finds_nothing() -> None:
+    recorder = LaneRecorder()
+    async with open_lanes({"main": 0}, instruments=[recorder]) as lanes:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lanes.run, trio.sleep, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()  # the caller withdraws its job
+            recorder.check()
+            assert [job.state for job in recorder.finished] == [JobState.CANCELLED]
