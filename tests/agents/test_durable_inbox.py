@@ -1493,6 +1493,26 @@ async def test_a_turn_is_a_run_of_both_registries(
         assert brief(await receipt.settled()) == ("ran", ["a steer", "sent", "here", "yes"])
 
 
+async def test_a_question_hears_of_its_decision_when_a_registry_has_left_the_messages(
+    stage: DurableStage, mock_clock: MockClock
+) -> None:
+    async def work(turn: DurableTurn) -> Any:
+        async with trio.open_nursery() as nursery:
+            async with SharedRunRegistry(stage.lanes).running(turn):
+                nursery.start_soon(turn.approve, "c")
+                await stage.gate("gate 1").wait()
+
+    stage.special["work"] = work
+    async with stage.open() as lanes:
+        receipt = await stage.inbox().post("work")
+        await stage.settle()
+        stage.gate("gate 1").set()
+        for _ in range(3):
+            await stage.advance(1)
+        assert await SharedRunRegistry(lanes).submit("alice", {"c": "yes"})
+        assert (await receipt.settled()).kind is SettledKind.RAN
+
+
 async def test_what_is_sent_while_a_turn_asks_is_taken_later_or_gets_a_turn_of_its_own(
     stage: DurableStage, mock_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1633,10 +1653,16 @@ async def test_an_approval_needs_an_id_and_seconds(
             await turn.approve("c", timeout=-1)
         with pytest.raises(PayloadError):
             await turn.approve("c", data=object())
+        with pytest.raises(PayloadError):
+            await turn.approve("c", data="x" * 70_000)  # nothing has been asked
+        with pytest.raises(ValueError, match="has not asked about 'c'"):
+            turn.submit({"c": 1})
         return "done"
 
     stage.special["work"] = work
-    async with stage.open():
+    async with stage.open() as lanes:
+        unknown = await SharedRunRegistry(lanes).submit(10**9, {"c": 1})
+        assert unknown.reason is SendRefused.NO_ACTIVE_RUN
         assert brief(await (await stage.inbox().post("work")).settled()) == ("ran", "done")
 
 

@@ -19,6 +19,7 @@ from trio_lanes.durable import DurableState, SqliteStore, open_durable_lanes
 from trio_lanes.durable._sqlite import life_lock
 from trio_lanes.durable._sqlite.guest import host
 from trio_lanes.durable._sqlite.life_lock import ended_lives, forget_life, hold_life
+from trio_lanes.durable._sqlite.owner_lock import is_taken
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.testing._bench import new_job, opening
 
@@ -148,3 +149,7 @@ async def host_or_worker(path: Path, is_served: bool) -> AsyncIterator[Any]:
 async def test_what_an_only_worker_ran_is_given_back_at_once(path: Path) -> None:
     async with orphan(path, lease_ttl=math.inf) as id, host_or_worker(path, False) as lanes:
         assert await lanes.job(id).wait() == 1
+
+
+def test_a_file_that_is_not_there_has_no_owner(tmp_path: Path) -> None:
+    assert not is_taken(tmp_path / "jobs.db")

@@ -29,7 +29,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from types import CodeType, FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -145,6 +145,7 @@ class _Idle:
         self.since = now
         self.asked = now
         self.slice = 0.0  # of which so many seconds were waited for
+        self.worked = process_time()
 
 
 _idle: Final[WeakKeyDictionary[MockClock, _Idle]] = WeakKeyDictionary()
@@ -167,7 +168,9 @@ def _deadline_to_sleep_time(self: MockClock, deadline: float) -> float:
         return seconds
     now = monotonic()
     idle = _idle.setdefault(self, _Idle(now))
-    if now - idle.asked < 0.9 * idle.slice:  # something came
+    worked, idle.worked = process_time() - idle.worked, process_time()
+    # something came, or tasks have worked since
+    if now - idle.asked < 0.9 * idle.slice or worked > 0.1:
         idle.since = now
     elif now - idle.since >= patience():
         idle.since = now

@@ -279,9 +279,8 @@ async def failures(lanes: DurableLanes, **of: Any) -> Answer:
     table = Table(("jobs", "handler", "lane", "error", "last"), rows, frozenset({"jobs", "last"}))
     shown: list[Table | str] = [table]
     for one in groups:
-        if one.traceback:
-            shown += ["", f"job {one.last} of {one.handler}, in {one.lane}:"]
-            shown += one.traceback.splitlines()
+        shown += ["", f"job {one.last} of {one.handler}, in {one.lane}:"]
+        shown += (one.traceback or "it has no traceback").splitlines()
     if groups.between is not None:
         first, last = map(moment, groups.between)
         shown.append(f"looked at {number(groups.looked)} only, submitted from {first} to {last}")

@@ -63,7 +63,8 @@ class ServedFile:
         """Let the lanes of the application, in this block, use it."""
         with standing_in(self._find):
             yield
-        if self._path is not None and not self._is_gone:  # else its file says when this has ended
+        # else its file says when this has ended; that is so in a process of its own alone
+        if self._path is not None and not self._is_gone:  # pragma: no branch
             forget_life(self._path, *self._lives)
 
     def _find(self, store: Store) -> Store:

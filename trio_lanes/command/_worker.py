@@ -129,7 +129,8 @@ class _ThisWorker:
     # ---- the supervisor
 
     def _note_incarnation(self, lease: Lease, incarnation: str) -> None:
-        if lease not in self._leases:
+        # it is there for a further incarnation, which a process has that has lost its lease
+        if lease not in self._leases:  # pragma: no branch
             self._leases.append(lease)
         if self._served is not None:
             self._served.joins(incarnation)

@@ -199,19 +199,20 @@ class SharedRunRegistry:
             id = None if running is None else running.id
         else:
             id = session
+        status = None if id is None else await self._status(id)
+        return status if status is not None and status.state is DurableState.RUNNING else None
+
+    async def _status(self, job: int) -> DurableStatus | None:
+        """Return the status and the texts of a job; None if it is forgotten."""
         try:
-            status = None if id is None else await self._lanes.job(id).status(texts=True)
+            return await self._lanes.job(job).status(texts=True)
         except ResultGoneError:
             return None
-        return status if status is not None and status.state is DurableState.RUNNING else None
 
     async def _standing(self, job: int, call: str) -> tuple[str, Any] | None:
         """Return the kind and the value of the decision on a call; None: the job is forgotten."""
-        try:
-            status = await self._lanes.job(job).status(texts=True)
-        except ResultGoneError:
-            return None
-        return decision_in(status, call)
+        status = await self._status(job)
+        return None if status is None else decision_in(status, call)
 
     async def wait_ended(self, session: str, timeout: float = 15.0) -> bool:
         """Wait until the job that runs in ``session`` now has ended; False at the timeout.

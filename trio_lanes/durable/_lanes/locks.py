@@ -165,7 +165,7 @@ class Requests:
                     self._do_later(partial(self._withdraw, Withdraw(ticket, *of), new_ticket()))
                 raise
             finally:
-                if not unknown:
+                if not unknown:  # pragma: no branch - then an error goes on
                     del self._asked[ticket]
             if made is None:
                 await trio.sleep(AGAIN_AFTER)  # until this instance has a lease again
