@@ -276,8 +276,8 @@ class DurableRun:
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._worker.next_step()
                     # A run that is given up asks for nothing: a call may take the store's patience.
-                    while not self._given_up and not (has := await _has_regained(store, regain)):
-                        if self._given_up:
+                    while not self._is_over() and not (has := await _has_regained(store, regain)):
+                        if self._is_over():
                             break
                         # of a store that is away no step may come
                         with trio.move_on_after(math.inf if has is False else AGAIN_AFTER):
@@ -285,6 +285,10 @@ class DurableRun:
                         if self._lending > 0:
                             break  # another task has lent it since, and will take it back
                         stepped = self._worker.next_step()
+
+    def _is_over(self) -> bool:
+        """Whether it is given up: a call, so that it is looked at again after each wait."""
+        return self._given_up
 
     def children(self) -> AbstractAsyncContextManager[Children]:
         """Submit jobs from this run, and wait for them; the next attempt finds them again.
