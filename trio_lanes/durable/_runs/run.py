@@ -276,9 +276,11 @@ class DurableRun:
                     # taken before the call: a slot may be freed while the answer is on its way
                     stepped = self._worker.next_step()
                     # A run that is given up asks for nothing: a call may take the store's patience.
-                    while not self._is_over() and not (has := await _has_regained(store, regain)):
-                        if self._is_over():
-                            break
+                    while not (
+                        self._is_over()
+                        or (has := await _has_regained(store, regain))
+                        or self._is_over()
+                    ):
                         # of a store that is away no step may come
                         with trio.move_on_after(math.inf if has is False else AGAIN_AFTER):
                             await stepped.wait()
