@@ -114,6 +114,7 @@ async def test_a_life_reports_a_broken_rule(
 
     @attrs.define
     class Run:
+        _given_up = False
         id: int
         fence: int
         session: str = "s"

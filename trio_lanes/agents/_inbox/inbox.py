@@ -120,7 +120,7 @@ class Inbox:
         self.when_busy: WhenBusy = WhenBusy(when_busy)
         self._lanes: Final = lanes
         self._handler: Final = handler
-        self._name: Final = name_of(handler)  # of its jobs; made once, since it may be a repr
+        self._turn_name: Final = name_of(handler)  # of its jobs; made once, since it may be a repr
         options = QueueOptions(debounce, max_wait, cap, overflow)
         self._overflow: Final = options.overflow
         self._queue: Final[MessageQueue[Receipt]] = MessageQueue(options)

@@ -85,7 +85,7 @@ class Successor:
             session=inbox.session,
             lane=inbox.lane,
             delay=max(0.0, due - now),
-            name=inbox._name,
+            name=inbox._turn_name,
         )
         if not job.done:  # else the caller in the inbox updates itself afterwards
             job.on_settled(lambda job: inbox._update())

@@ -139,9 +139,9 @@ class _Story:
         return {fence: body for fence, body in self.running.items() if body.since >= since}
 
     def _occupy(self, run: DurableRun) -> None:
-        if run._given_up:  # its instance ends: it goes on without a slot, and is cancelled
-            return
-        self.running[run.fence] = _Body(run.id, run.session, run.lane, trio.current_time())
+        # a run that its instance gives up goes on without a slot, and is cancelled
+        lane = "" if run._given_up else run.lane
+        self.running[run.fence] = _Body(run.id, run.session, lane, trio.current_time())
         used = sum(body.lane == run.lane for body in self._trusted().values())
         if used > LANES[run.lane]:
             self.say(f"lane {run.lane!r} runs {used} bodies")
