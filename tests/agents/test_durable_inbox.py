@@ -1298,6 +1298,7 @@ async def test_a_turn_that_waits_for_a_decision_lends_its_slot_and_others_decide
         # the first decision on a call counts, and only calls that were asked about have one
         unknown = await registry.submit("alice", {"b": 2, "unknown": 3})
         assert unknown.reason is SendRefused.NOT_ASKED
+        assert await lanes.send("alice", {"of": "what a user sends", "text": "is no decision"})
         assert await registry.submit("alice", {"b": 2})
         await stage.settle()
         other_one = await registry.submit("alice", {"b": 4, "a": 1})

@@ -19,6 +19,8 @@ import attrs
 
 from trio_lanes.durable import DurableStatus, PayloadError
 
+KIND: Final = "trio_lanes"
+"""The field that has the kind of a message of the registry."""
 PREFIX: Final = "call "
 """Stands before the id of a question among the fields of a checkpoint."""
 
@@ -116,7 +118,8 @@ def decision_in(status: DurableStatus, call: str) -> tuple[str, Any] | None:
     assert status.texts is not None
     for _, _, text in status.texts.messages:
         message = json.loads(text)
-        if isinstance(message, dict) and "of" in message and call in message["what"]:
+        is_ours = isinstance(message, dict) and message.get(KIND) == "outputs"
+        if is_ours and "of" in message and call in message["what"]:
             return "result", message["what"][call]
     return None
 

@@ -31,7 +31,14 @@ from trio_lanes.durable import (
 )
 
 from .registry import SHORTEST_WAIT, Run, RunRegistry, SendRefused, SendResult, refusal_of
-from .shared_questions import OpenQuestion, decision_in, decision_key, open_questions, questions_in
+from .shared_questions import (
+    KIND,
+    OpenQuestion,
+    decision_in,
+    decision_key,
+    open_questions,
+    questions_in,
+)
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
@@ -39,8 +46,6 @@ _OFFER_AGAIN: Final = 0.05
 """Seconds between two offers of a message to a run that takes none now."""
 _LISTEN_AGAIN: Final = 0.5
 """Seconds after which a store that is away, or was asked by another task, is asked again."""
-_KIND: Final = "trio_lanes"
-"""The field that has the kind of a message of the registry."""
 
 Outputs = Callable[[Mapping[str, Any]], object]
 _Hand = Mapping[Any, Callable[[Any], object]]
@@ -164,7 +169,7 @@ class SharedRunRegistry:
         for call, value in outputs.items():
             stands = decision_in(status, call)
             if stands is None:
-                said = {_KIND: "outputs", "what": {call: value}, "of": known[call].of}
+                said = {KIND: "outputs", "what": {call: value}, "of": known[call].of}
                 # the first message with the key is the decision, whoever sends another one
                 sent = await self._lanes.send(status.id, said, key=decision_key(call))
                 if not sent:
@@ -235,7 +240,7 @@ class SharedRunRegistry:
         return await self.wait_ended(session, timeout)
 
     async def _send(self, session: str | int, kind: str, what: Any, key: str | None) -> SendResult:
-        sent = await self._lanes.send(session, {_KIND: kind, "what": what}, key=key)
+        sent = await self._lanes.send(session, {KIND: kind, "what": what}, key=key)
         return SendResult(None if sent.reason is None else SendRefused(sent.reason))
 
 
@@ -292,7 +297,7 @@ async def _hear(job: DurableRun, hand: _Hand, decide: Callable[..., object] | No
         except trio.BusyResourceError:
             await trio.sleep(_LISTEN_AGAIN)
             continue
-        kind = message.get(_KIND) if isinstance(message, dict) else None
+        kind = message.get(KIND) if isinstance(message, dict) else None
         if kind in hand and "of" in message and decide is not None:
             _call(job, partial(decide, of=message["of"]), message["what"])
         elif kind in hand:
