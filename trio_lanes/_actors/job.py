@@ -546,7 +546,13 @@ class Job(Generic[T_co]):
 
     @enable_ki_protection
     def progress(self) -> None:
-        """Report progress: its ``idle_timeout`` counts from now. Not a checkpoint."""
+        """Report progress: its ``idle_timeout`` counts from now, and nobody takes it for hung.
+
+        When it does not run, it does nothing. Not a checkpoint.
+
+        Raises:
+          RuntimeError: from another thread.
+        """
         if self._state is RUNNING:
             self._restart_idle_clock()
 
@@ -624,12 +630,12 @@ class Job(Generic[T_co]):
         await self._keeper.readmit(self, cost)
 
     def _restart_idle_clock(self) -> None:
-        if self._options.idle_timeout == math.inf or self.cancel_called:
+        if self.cancel_called:
             return  # if it is too late, what ends it is decided
         self._keeper.check_thread()
         self._progress_at = trio.current_time() if self._slot is HELD else math.inf
-        if self._scope is not None and self._task is not None:  # else it is not entered
-            self._scope.deadline = self._deadline
+        if self._options.idle_timeout < math.inf and self._scope is not None and self._task:
+            self._scope.deadline = self._deadline  # without a task its scope is not entered
 
     @property
     def _deadline(self) -> float:

@@ -18,6 +18,7 @@ where it was cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise, takewhile
 from typing import Any, Final, TypeAlias, final
@@ -31,7 +32,7 @@ from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 from .._actors.wait import RoomRequest
-from .._config.reasons import Cause, before_it, cause_at, in_words
+from .._config.reasons import HUNG_AFTER, Cause, before_it, cause_at, in_words
 from .needs import can_continue
 
 _MOST_CAUSES: Final = 8
@@ -131,10 +132,18 @@ class _Roots:
     def _body(self, job: AnyJob, way: _Way) -> Cause:
         assert job.started_at is not None
         root = f"its body, for {in_words(self._now - job.started_at)}"
-        since = job._lane.overdue.get(job)
+        since, advice = job._lane.overdue.get(job), None
         if since is not None:
             root += f", {in_words(self._now - since)} after it was asked to stop"
-        return _cause(way, "body", job.lane, root, advice=None if since is None else _reset(job))
+            advice = _reset(job)
+        elif self._hung([job]):
+            advice = _end(job)
+        return _cause(way, "body", job.lane, root, advice=advice)
+
+    def _hung(self, holders: list[AnyJob]) -> bool:
+        """Return whether none of ``holders`` has started or made progress for long."""
+        signs = (max(job.started_at or 0, job._progress_at) for job in holders)
+        return self._now - max(signs, default=math.inf) >= HUNG_AFTER
 
     def _room(self, request: RoomRequest, way: _Way) -> Iterator[Cause]:
         name, jobs = request.actor.name, [*islice(request.actor.waiting_jobs(), _FEW)]
@@ -235,7 +244,10 @@ class _Roots:
         if others and not holders:
             root += " by other code"
         overdue = [job for lane in lanes for job in islice(lane.overdue, 1) if job in holders]
-        advice = _reset(overdue[0]) if overdue else None
+        if overdue:
+            advice = _reset(overdue[0])
+        else:
+            advice = _end(holders[0]) if self._hung(holders) else None
         ids = tuple(job.id for job in holders[:_FEW])
         yield _cause(
             way, kind, name, root + before_it(before, _MOST_PLACES), jobs=ids, advice=advice
@@ -289,7 +301,15 @@ def _cause(way: _Way, kind: str, lane: str, root: str, **more: Any) -> Cause:
     return cause
 
 
+def _end(job: AnyJob) -> str:
+    """Return how to free what ``job``, which gives no sign of life, holds."""
+    return f'cancel {job.id}, or reset "{_to_reset(job)}"'
+
+
 def _reset(job: AnyJob) -> str:
     """Return how to free what ``job``, whose body is overdue, holds."""
-    name = job.lane if job._session_lane is None else job._session_lane.name
-    return f'reset "{name}": the body of {job.id} goes on after it was asked to stop'
+    return f'reset "{_to_reset(job)}": the body of {job.id} goes on after it was asked to stop'
+
+
+def _to_reset(job: AnyJob) -> str:
+    return job.lane if job._session_lane is None else job._session_lane.name

@@ -257,6 +257,34 @@ async def test_slots_are_named_with_the_job_that_has_had_one_longest(
         end_all(lanes)
 
 
+async def test_behind_holders_that_hang_the_advice_is_to_end_one_and_not_to_add_a_slot(
+    autojump_clock: MockClock,
+) -> None:
+    async def tells() -> None:
+        await trio.sleep(100)
+        this_job().progress()
+        await trio.sleep(1000)
+
+    group = {"all": LaneGroup(["shared"], concurrency=1)}
+    async with open_lanes({"main": 2, "shared": 9}, groups=group) as lanes:
+        runs(lanes)
+        await trio.sleep(10)
+        lanes.submit_nowait(tells, session="alice")
+        waits, behind = runs(lanes), runs(lanes, session="alice")
+        runs(lanes, lane="shared")
+        of_group = runs(lanes, lane="shared")
+        await trio.sleep(399)  # 399 s after the second began, 299 s after it told of progress
+        assert advice(waits) == ['raise the concurrency of "main"']
+        assert advice(behind) == [None]
+        assert advice(of_group) == ['cancel 5, or reset "shared"']
+        await trio.sleep(1)
+        assert advice(waits) == ['cancel 1, or reset "main"']
+        assert advice(behind) == ['cancel 2, or reset "session:alice"']
+        (cause,) = waits.root_causes()
+        assert (cause.kind, cause.jobs) == ("concurrency", (1, 2))
+        end_all(lanes)
+
+
 async def test_a_lane_and_a_session_of_none_are_causes(autojump_clock: MockClock) -> None:
     none = LaneConfig(concurrency=0)
     async with open_lanes({"main": 0, "cron": 9, "session:shut": none}) as lanes:

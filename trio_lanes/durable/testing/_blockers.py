@@ -383,6 +383,25 @@ class BlockerStories(Bench):
             assert line(cause).endswith(" s, although it was asked to stop")
             self.open("a")
 
+    async def test_behind_runs_that_hang_the_advice_is_to_end_one_and_not_to_add_a_slot(self) -> None:
+        if not self.virtual:
+            return
+        async with self.instance(lanes={"main": 2}) as lanes:
+            first = await self.submitted("gate", "a")
+            await self.advance(10)
+            await self.submitted("gate", "b")
+            job = await lanes.submit("echo")
+            await self.advance(299)
+            cause = await only_cause(lanes, job.id)
+            assert cause.advice is not None
+            assert cause.advice.startswith('raise the concurrency of "main", or cancel')
+            await self.advance(2)
+            cause = await only_cause(lanes, job.id)
+            assert cause.advice is not None
+            assert cause.advice.startswith(f"cancel {first.id}, or reset the lanes of ")
+            self.open("a")
+            self.open("b")
+
     async def test_the_cause_is_a_run_on_an_instance_that_is_gone(self) -> None:
         if not self.leased:
             return  # its store knows only a process, which is that of the test
