@@ -304,7 +304,7 @@ class Submitter:
                 actor.check_cost(options.cost, of_session)
         if not name:
             name = getattr(fn, "__qualname__", None)
-        if type(name) is not str:
+        if type(name) is not str:  # else `name_of` would be one call more for each job
             name = name_of(fn)
         return make_job(
             self._job_type,

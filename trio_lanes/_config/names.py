@@ -6,6 +6,7 @@ The name of a session lane begins with ``session:``. Any other name is that of a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
 SESSION_PREFIX: Final = "session:"
@@ -19,15 +20,15 @@ _PROBE_PREFIXES: Final = ("auth-probe:", SESSION_PREFIX + "probe-")
 
 
 def name_of(fn: object) -> str:
-    """Return the name of a function, or of a partial of one; of another object its repr.
+    """Return the name of a function or of a method; of any other object its repr.
 
-    The repr of a bound method, or of a partial, would show all that it holds.
+    A partial has the name of what it calls. The repr of a partial, or of a bound method, would show
+    all that it holds: arguments, which may be secret, or large.
     """
-    for of in (fn, getattr(fn, "func", None)):
-        name = getattr(of, "__qualname__", None)
-        if isinstance(name, str):
-            return name
-    return repr(fn)
+    while isinstance(fn, partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None)
+    return name if isinstance(name, str) else repr(fn)
 
 
 def _trimmed(what: str, name: object) -> str:

@@ -327,7 +327,7 @@ async def test_a_job_is_named_for_its_function_unless_it_has_a_name_of_its_own(
     autojump_clock: MockClock,
 ) -> None:
     class Agent:
-        async def __call__(self) -> None: ...
+        async def __call__(self, *args: str) -> None: ...
 
         async def method(self) -> None: ...
 
@@ -342,6 +342,8 @@ async def test_a_job_is_named_for_its_function_unless_it_has_a_name_of_its_own(
         assert names[:2] == ["returns", "returns"]
         assert names[2].endswith("Agent.method")
         assert names[3] == "<an agent>"
+        held = functools.partial(functools.partial(Agent(), "a secret"), "another")
+        assert lanes.submit_nowait(held).name == "<an agent>"
         job = lanes.submit_nowait(returns, name="reply", meta={"turn": 5})
         assert (job.name, job.meta) == ("reply", {"turn": 5})
         assert "'reply'" in repr(job)
