@@ -244,10 +244,9 @@ class _Roots:
         if others and not holders:
             root += " by other code"
         overdue = [job for lane in lanes for job in islice(lane.overdue, 1) if job in holders]
+        advice = _end(holders[0]) if self._hung(holders) else None
         if overdue:
             advice = _reset(overdue[0])
-        else:
-            advice = _end(holders[0]) if self._hung(holders) else None
         ids = tuple(job.id for job in holders[:_FEW])
         yield _cause(
             way, kind, name, root + before_it(before, _MOST_PLACES), jobs=ids, advice=advice

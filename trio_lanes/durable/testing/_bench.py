@@ -50,7 +50,7 @@ ONCE: Final = RetryPolicy(max_attempts=1)
 RETURNED: Final = Succeeded("1")
 STOP: Final = '{"reason": null}'
 ERROR: Final = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
-HUNG_AFTER: Final = 180.0
+STUCK_AFTER: Final = 180.0
 """Real seconds; far longer than any test takes on a busy machine."""
 
 
@@ -408,7 +408,7 @@ async def _in_time(test: Callable[[], Awaitable[None]], bench: Bench) -> None:
     with trio.CancelScope() as scope:
         token = trio.lowlevel.current_trio_token()
         # in real seconds, since the clock of a test that hangs may stand still
-        watch = threading.Timer(HUNG_AFTER, token.run_sync_soon, [scope.cancel])
+        watch = threading.Timer(STUCK_AFTER, token.run_sync_soon, [scope.cancel])
         watch.start()
         try:
             await test()

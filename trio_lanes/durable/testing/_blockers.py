@@ -383,7 +383,7 @@ class BlockerStories(Bench):
             assert line(cause).endswith(" s, although it was asked to stop")
             self.open("a")
 
-    async def test_behind_runs_that_hang_the_advice_is_to_end_one_and_not_to_add_a_slot(self) -> None:
+    async def test_behind_runs_that_hang_the_advice_is_to_end_one_and_to_add_no_slot(self) -> None:
         if not self.virtual:
             return
         async with self.instance(lanes={"main": 2}) as lanes:
