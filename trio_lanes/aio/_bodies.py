@@ -32,7 +32,7 @@ from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
 from ._bridge import Gate, without
-from ._guest import new_task, own_turn
+from ._guest import in_own_turn, new_task
 from ._kin import kin_here
 
 logger: Final = logging.getLogger("trio_lanes")
@@ -165,7 +165,7 @@ class AsyncioBody:
             bodies.scheduler.overdue.expect(job)
 
     async def _run(self) -> None:
-        await own_turn(self._bodies.loop)
+        await in_own_turn(self._bodies.loop)
         job = self.job
         self.has_begun, job._task = True, self
         try:

@@ -31,14 +31,14 @@ from .._config.errors import JobCancelledError
 from .._config.protected import not_entered, not_iterable
 from .._waiting.current import enter_job, job_here, jobs_by_task
 from ._guest import (
-    Enduring,
+    ShieldedFuture,
     check_loop,
-    come_again,
     enter_guest,
     guest_here,
+    in_own_turn,
     leave_guest,
     new_task,
-    own_turn,
+    recancel,
     this_task,
 )
 from ._kin import kin_here
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
 
-Ended = Enduring[outcome.Outcome[T]]
+Ended = ShieldedFuture[outcome.Outcome[T]]
 
 
 def spawn(fn: Callable[[], Coroutine[Any, Any, T]]) -> Ended[T]:
@@ -62,7 +62,7 @@ def spawn(fn: Callable[[], Coroutine[Any, Any, T]]) -> Ended[T]:
     assert guest is not None
     kin, caller = kin_here(), asyncio.current_task()
     scope, line = trio.CancelScope(), guest.yet_to_begin
-    ended: Ended[T] = Enduring(scope.cancel)
+    ended: Ended[T] = ShieldedFuture(scope.cancel)
     line.append(ended)
 
     async def inside(ended: Ended[T], job: AnyJob | None) -> None:
@@ -105,7 +105,7 @@ async def call(fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options:
             return await call(fn, *args, **options)
         finally:
             await leave_guest()
-    result = await spawn(partial(fn, *args, **options)).outlast()
+    result = await spawn(partial(fn, *args, **options)).result_shielded()
     if result is None:  # pragma: no cover - a closed loop, in a process of its own
         raise asyncio.CancelledError
     try:
@@ -198,7 +198,7 @@ class Hosted(AbstractAsyncContextManager[T]):
     """
 
     _task: asyncio.Task[Any]
-    _entered: Enduring[T]
+    _entered: ShieldedFuture[T]
     _ended: Ended[None]
 
     def __init__(
@@ -221,7 +221,7 @@ class Hosted(AbstractAsyncContextManager[T]):
         await enter_guest()
         self._task = this_task()
         self._ended = spawn(self._host)
-        self._entered = Enduring(self._ended.abort)
+        self._entered = ShieldedFuture(self._ended.abort)
         cancelled = await self._entered.wait_through()
         if self._ended.done():  # it was not entered
             await leave_guest()
@@ -229,7 +229,7 @@ class Hosted(AbstractAsyncContextManager[T]):
             if isinstance(result, outcome.Error):
                 raise result.error
             raise cancelled or asyncio.CancelledError
-        if cancelled is not None:  # pragma: no cover - see `Enduring.outlast`
+        if cancelled is not None:  # pragma: no cover - see `ShieldedFuture`
             await self.__aexit__(type(cancelled), cancelled, None)
             raise cancelled
         return cast("T", self._entered.result())
@@ -301,8 +301,8 @@ class Hosted(AbstractAsyncContextManager[T]):
             if isinstance(result, outcome.Error):
                 if result.error is error:
                     return False
-                if cancelled is not None:  # pragma: no cover - see `Enduring.outlast`
-                    come_again(cancelled)
+                if cancelled is not None:  # pragma: no cover - see `ShieldedFuture`
+                    recancel(cancelled)
                 raise result.error
             if cancelled is not None and cancelled is not error:
                 raise cancelled
@@ -336,7 +336,7 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         context.run(enter_job, job)
 
     async def outside() -> T:
-        await own_turn(loop)
+        await in_own_turn(loop)
         return await fn(*args)
 
     task = new_task(loop, outside(), context, lambda _: trio.lowlevel.reschedule(waiting))

@@ -94,7 +94,7 @@ class GuestRun:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: Final = loop
-        self.ended: Final[Enduring[bool]] = Enduring()
+        self.ended: Final[ShieldedFuture[bool]] = ShieldedFuture()
         self.over: Final = trio.Event()  # it is to end
         self.ends: Final[list[bool]] = []  # not empty: it has ended, known without the loop
         self.failure: BaseException | None = None  # in which it has ended: of Trio's, or Ctrl-C
@@ -150,7 +150,7 @@ class GuestRun:
         self._users -= 1
         if not self._users:
             self.over.set()
-            await self.ended.outlast()
+            await self.ended.result_shielded()
             await self._guard.aclose()
             if self.failure is not None:  # pragma: no cover - Ctrl-C: tests of real processes
                 raise self.failure
@@ -239,7 +239,7 @@ async def _until_shutdown(guest: ref[GuestRun]) -> AsyncGenerator[None]:
         if run is not None and not run.over.is_set() and not run.is_of_parent:
             logger.error(_LEFT_OPEN)
             run.over.set()
-            await run.ended.outlast()
+            await run.ended.result_shielded()
 
 
 def guest_here() -> GuestRun | None:
@@ -266,7 +266,7 @@ async def enter_guest() -> None:
         ) from None
     guest = guest_here()
     if guest is not None and guest.loop is loop and guest.over.is_set():
-        await guest.ended.outlast()
+        await guest.ended.result_shielded()
         guest = guest_here()
     if guest is None or guest.loop is not loop:
         guest = None
@@ -322,7 +322,7 @@ def check_loop() -> None:
 
 
 @final
-class Enduring(asyncio.Future[T | None]):
+class ShieldedFuture(asyncio.Future[T | None]):
     """A future that is awaited to its end: the cancellation of a task that awaits it calls
     ``abort()`` at once, and is raised when this is done.
 
@@ -351,7 +351,7 @@ class Enduring(asyncio.Future[T | None]):
                 cancelled = error
         return cancelled
 
-    async def outlast(self) -> T | None:
+    async def result_shielded(self) -> T | None:
         """Wait until this is done, and return its result.
 
         If the task was cancelled meanwhile, and the result is None, its cancellation is raised:
@@ -364,11 +364,11 @@ class Enduring(asyncio.Future[T | None]):
         if cancelled is not None:  # pragma: no cover - see above
             if result is None and self._aborted:
                 raise cancelled
-            come_again(cancelled)
+            recancel(cancelled)
         return result
 
 
-def come_again(cancelled: asyncio.CancelledError) -> None:
+def recancel(cancelled: asyncio.CancelledError) -> None:
     """Cancel this task again soon: its cancellation did not end what it awaited.
 
     Trio does that at each checkpoint, asyncio cancels once. Not if the scope that asked for the
@@ -406,7 +406,7 @@ def new_task(
         raise
 
 
-async def own_turn(loop: asyncio.AbstractEventLoop) -> None:
+async def in_own_turn(loop: asyncio.AbstractEventLoop) -> None:
     """Begin a task in a turn of the loop of its own.
 
     A task factory may have run its first step where the task was made: in the middle of an act of

@@ -31,7 +31,7 @@ from .._submission import Submitter
 from .._waiting.current import job_here, jobs_by_task
 from ._bodies import AsyncioBodies
 from ._bridge import FromAsyncio, Hosted, HostedInside, call, on_both_sides, verbs
-from ._guest import Enduring, this_task
+from ._guest import ShieldedFuture, this_task
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -55,15 +55,15 @@ async def _enter(lanes: Submitter, job: AnyJob, *, runs: bool) -> AnyJob:
 
     accepted = lanes._enters_at_once(job)
     if accepted is not None:
-        turn: Enduring[bool] = Enduring()
+        turn: ShieldedFuture[bool] = ShieldedFuture()
         turn.get_loop().call_soon(turn.set_result, True)
-        await turn.outlast()
+        await turn.result_shielded()
         return accepted
     if job_here(scheduler.running) is not None:
         return await call(Submitter._enter, lanes, job, runs=runs)
-    decided: Enduring[outcome.Maybe[AnyJob]] = Enduring(give_up)
+    decided: ShieldedFuture[outcome.Maybe[AnyJob]] = ShieldedFuture(give_up)
     request = scheduler.request_room(job, decided.set_result)
-    what = await decided.outlast()
+    what = await decided.result_shielded()
     assert what is not None
     return what.unwrap()
 
@@ -84,12 +84,12 @@ async def _run_for_caller(scheduler: Scheduler, job: AnyJob) -> None:
             with scheduler.act_in_abort():  # see `Gate`
                 scheduler.cancel(job, "its caller was cancelled")
 
-    ended: Enduring[bool] = Enduring(cancelled)
+    ended: ShieldedFuture[bool] = ShieldedFuture(cancelled)
     if job.done:
         ended.get_loop().call_soon(job_ended, job)
     else:
         scheduler.add_waiter(job, Callback(job_ended))
-    await ended.outlast()
+    await ended.result_shielded()
 
 
 async def _wait_done(job: AnyJob) -> None:

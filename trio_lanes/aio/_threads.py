@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 import outcome
 
-from ._guest import Enduring, come_again
+from ._guest import ShieldedFuture, recancel
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -39,10 +39,10 @@ async def to_thread(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
             raise cancelled or asyncio.CancelledError
         if cancelled is None:
             return result.unwrap()
-        if isinstance(result, outcome.Error):  # pragma: no cover - see `Enduring.outlast`
-            come_again(cancelled)
+        if isinstance(result, outcome.Error):  # pragma: no cover - see `ShieldedFuture`
+            recancel(cancelled)
             result.unwrap()
-        raise cancelled  # pragma: no cover - see `Enduring.outlast`
+        raise cancelled  # pragma: no cover - see `ShieldedFuture`
     finally:
         del result, cancelled  # this frame is in the traceback of the error
 
@@ -61,7 +61,7 @@ async def _in_thread(
         if begins.acquire(blocking=False):
             future.cancel()
 
-    ended: Enduring[bool] = Enduring(withdraw)
+    ended: ShieldedFuture[bool] = ShieldedFuture(withdraw)
     future = asyncio.get_running_loop().run_in_executor(None, call)
     future.add_done_callback(lambda _: ended.set_result(True))
     cancelled = await ended.wait_through()
