@@ -99,6 +99,13 @@ def test_the_stores_do_not_import_each_other() -> None:
             assert others.isdisjoint(map(package_of, imports(parts)))
 
 
+def test_runs_and_what_users_hold_import_nothing_of_a_store() -> None:
+    stores = {"_memory", "_sql", "_sqlite", "_postgres", "_valkey"}
+    for parts in MODULES:
+        if package_of(parts) in {"_runs", "_lanes"}:
+            assert stores.isdisjoint(map(package_of, imports(parts))), parts
+
+
 def test_the_conformance_suite_uses_public_names_only() -> None:
     for parts in MODULES:
         if package_of(parts) == "testing":

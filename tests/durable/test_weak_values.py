@@ -1,6 +1,6 @@
 """The dictionary of records and handles that are kept alive by others alone."""
 
-from trio_lanes.durable._sql.weak_values import WeakValues
+from trio_lanes.durable._contract.weak_values import WeakValues
 
 
 class Value:

@@ -46,6 +46,7 @@ from .._contract.records import (
     SubmittedJob,
 )
 from .._contract.state import DurableState
+from .._contract.weak_values import WeakValues
 from .._options.json_text import encode, small
 from .._options.limits import (
     as_config,
@@ -68,7 +69,6 @@ from .._options.submission import (
 from .._runs.job import DurableJob
 from .._runs.run import SendsHeaders, asked
 from .._runs.worker import Handler
-from .._sql.weak_values import WeakValues
 from ..acts import inspection, orders
 from ..acts.jobs import Enqueue
 from ..acts.locks import LevelsOf, ResetQuota

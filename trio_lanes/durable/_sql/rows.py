@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 
 from .._contract.state import DurableState
+from .._contract.weak_values import WeakValues
 from .._rules.job_record import JobRecord
-from .weak_values import WeakValues
 
 COLUMNS: Final = tuple(field.name for field in attrs.fields(JobRecord))
 SELECT: Final = f"SELECT {', '.join(COLUMNS)} FROM main.jobs WHERE "
