@@ -323,8 +323,7 @@ def test_lanes_are_a_fixture_of_plugins(text: str, options: list[str], tmp_path:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_jobs_leave_nothing_behind() -> None:
+def test_ten_thousand_jobs_leave_nothing_behind() -> None:
     async def many(lanes: Lanes, number: int) -> None:
         for _ in range(number // 100):
             for n in range(100):
@@ -336,7 +335,7 @@ def test_a_hundred_thousand_jobs_leave_nothing_behind() -> None:
             await many(lanes, 1_000)
             gc.collect()
             before = len(gc.get_objects())
-            await many(lanes, 100_000)
+            await many(lanes, 10_000)
             gc.collect()
             assert len(gc.get_objects()) - before < 500
 

@@ -220,34 +220,6 @@ async def test_pausing_a_lane_that_does_not_exist_is_an_error() -> None:
         assert lanes.sessions() == []
 
 
-async def test_leaving_the_block_waits_for_a_paused_lane_and_says_so_once(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    track = Track()
-
-    async def resume_later() -> None:
-        await trio.sleep(100)
-        lanes.resume("main")
-        lanes.resume("session:alice")
-
-    async with trio.open_nursery() as nursery:
-        async with open_lanes({"main": LaneConfig(warn_after=float("inf"))}) as lanes:
-            lanes.pause("main")
-            lanes.pause("session:alice")
-            lanes.pause("session:nothing waits here")
-            lanes.start_soon(track.sleep, "a")
-            lanes.start_soon(track.sleep, "b", session="alice")
-            nursery.start_soon(resume_later)
-        assert trio.current_time() == 102.0
-    assert track.ended == ["a", "b"]
-    paused = [record.message for record in caplog.records]
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(paused)
-    assert sorted(message.split(":")[0] for message in paused) == [
-        "lane 'main' is paused with 2 waiting",
-        "lane 'session",
-    ]
-
-
 async def test_jobs_keep_their_order_over_a_pause(autojump_clock: MockClock) -> None:
     track = Track()
     async with open_lanes({"main": 1}) as lanes:

@@ -23,7 +23,7 @@ from trio_lanes import Job, LaneConfig, Lanes, open_lanes
 
 pytestmark = pytest.mark.slow
 
-JOBS = 1_000
+JOBS = 500
 SESSIONS = 100
 
 
@@ -251,7 +251,7 @@ def test_jobs_that_wait_for_a_lane_do_not_look_at_each_other_while_other_jobs_ru
     assert many <= 20 * few  # when they looked, it was 55 times, of 30 times as many calls
 
 
-def test_a_thousand_waits_for_as_many_busy_sessions_add_no_calls_to_a_job_of_another() -> None:
+def test_many_waits_for_as_many_busy_sessions_add_no_calls_to_a_job_of_another() -> None:
     async def main(waits: int, jobs: int) -> None:
         gate = trio.Event()
         async with open_lanes({"main": math.inf}) as lanes, trio.open_nursery() as nursery:
@@ -267,8 +267,8 @@ def test_a_thousand_waits_for_as_many_busy_sessions_add_no_calls_to_a_job_of_ano
         return calls_of(partial(main, waits, 20)) - calls_of(partial(main, waits, 0))
 
     # The order of tasks changes some, and so do warnings on a slow machine; a look at each wait
-    # would be 20,000 calls, eight times as many.
-    assert calls_of_jobs(1_000) <= 2 * calls_of_jobs(0)
+    # would be 10,000 calls, four times as many.
+    assert calls_of_jobs(500) <= 2 * calls_of_jobs(0)
 
 
 def test_waiting_for_room_in_a_lane_where_none_may_wait_costs_as_much_among_many_sessions() -> None:
@@ -296,8 +296,8 @@ def test_a_submission_costs_as_much_however_many_jobs_its_session_may_start() ->
             lanes.clear()
             return took
 
-    narrow, wide = (min(trio.run(seconds, width) for _ in range(3)) for width in (10, 20_000))
-    assert wide <= 10 * narrow  # when all jobs that are forwarded were looked at: 50 times
+    narrow, wide = (min(trio.run(seconds, width) for _ in range(2)) for width in (10, 20_000))
+    assert wide <= 10 * narrow + 0.01  # when all jobs that are forwarded were looked at: 50 times
 
 
 def test_a_wait_inside_a_job_costs_as_much_however_many_jobs_of_a_session_are_before_it() -> None:
@@ -311,7 +311,7 @@ def test_a_wait_inside_a_job_costs_as_much_however_many_jobs_of_a_session_are_be
 
             async def waits() -> float:
                 began = time.process_time()
-                for _ in range(50):
+                for _ in range(200):
                     with trio.CancelScope() as scope:
                         scope.cancel()
                         await last.wait_done()
@@ -322,8 +322,8 @@ def test_a_wait_inside_a_job_costs_as_much_however_many_jobs_of_a_session_are_be
             lanes.reset()
             return took
 
-    few, many = (min(trio.run(seconds, waiting) for _ in range(3)) for waiting in (10, 20_000))
-    assert many <= 10 * few  # when all jobs before it were looked at: 40 times
+    few, many = (min(trio.run(seconds, waiting) for _ in range(2)) for waiting in (10, 20_000))
+    assert many <= 10 * few + 0.01  # when all jobs before it were looked at: 40 times
 
 
 def test_a_submission_takes_no_memory_for_the_tasks_that_wait_inside_jobs() -> None:
@@ -362,16 +362,16 @@ def test_a_waiting_job_weighs_less_than_a_kilobyte_and_an_idle_session_nothing()
             lanes.resume()
             await lanes.wait_idle()
             jobs.clear()
-            for n in range(JOBS):
+            for n in range(1_000):
                 await lanes.run(no_op, n, session=f"used once {n}")
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
-            return (waiting - before) / JOBS, (after - before) / JOBS
+            return (waiting - before) / JOBS, after - before
 
     waiting, idle = trio.run(main, clock=MockClock(autojump_threshold=0))
     assert waiting <= 1024
-    assert idle <= 16
+    assert idle <= 16_000
 
 
 def test_of_a_peak_of_sessions_less_than_a_megabyte_stays() -> None:

@@ -15,7 +15,7 @@ from trio_lanes import LaneConfig, LaneGroup, RateLimit, open_lanes
 
 pytestmark = pytest.mark.slow
 
-FEW, MANY = 250, 2_000
+FEW, MANY = 250, 1_000
 
 
 async def tenants(count: int, config: Mapping[str, Any], group: Mapping[str, Any]) -> None:

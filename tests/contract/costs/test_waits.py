@@ -16,7 +16,7 @@ from trio_lanes import Job, LaneConfig, open_lanes
 
 pytestmark = pytest.mark.slow
 
-FEW, MANY = 100, 800
+FEW, MANY = 50, 400
 
 Shape = Callable[[int, int], Sequence[int]]
 """The numbers of the jobs that a job waits for, by its number and by how many jobs there are."""

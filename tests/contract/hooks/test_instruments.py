@@ -879,25 +879,6 @@ async def test_a_hook_sees_other_jobs_settled_that_it_cancels(autojump_clock: Mo
 # ---- no recursion
 
 
-@pytest.mark.slow
-async def test_a_chain_of_many_jobs_that_each_submit_the_next_is_no_recursion(
-    autojump_clock: MockClock,
-) -> None:
-    n = 20_000
-    last = 0
-
-    async def body(i: int) -> None:
-        nonlocal last
-        last = i
-        if i < n:
-            lanes.start_soon(body, i + 1, session="alice" if i % 3 else None)
-
-    async with open_lanes({"main": 1}) as lanes:
-        lanes.start_soon(body, 1)
-        await lanes.wait_idle()
-    assert last == n
-
-
 @pytest.mark.parametrize("hook", ["job_finished", "lane_idle", "job_started", "job_submitted"])
 async def test_a_chain_of_many_jobs_that_hooks_submit_is_no_recursion(
     autojump_clock: MockClock, hook: str

@@ -380,9 +380,9 @@ async def test_statistics_cost_the_same_however_many_jobs_wait(
 
         lanes.submit_nowait(trio.sleep, 1, session="alice")
         few = cost()
-        for i in range(20_000):
+        for i in range(5_000):
             lanes.submit_nowait(trio.sleep, 1, session="alice" if i % 2 else None)
-        assert cost() < 20 * few  # a scan would be thousands of times as long
+        assert cost() < 20 * few  # a scan would be hundreds of times as long
         lanes.clear()
 
 

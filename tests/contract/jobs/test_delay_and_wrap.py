@@ -175,26 +175,6 @@ async def test_a_job_knows_its_meta_its_owner_and_the_job_that_submitted_it(
         assert await inner.wait() == "done"
 
 
-async def test_cancel_called_is_true_once_it_was_asked_to_stop(autojump_clock: MockClock) -> None:
-    async def stubborn() -> None:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(5)
-
-    async with open_lanes() as lanes:
-        job = lanes.submit_nowait(stubborn)
-        timed = lanes.submit_nowait(stubborn, timeout=1)
-        waiting = lanes.submit_nowait(no_op, delay=9)
-        await trio.sleep(0.5)
-        assert not any(each.cancel_called for each in (job, timed, waiting))
-        job.cancel()
-        waiting.cancel()
-        await trio.sleep(1)
-        assert job.cancel_called
-        assert timed.cancel_called
-        assert waiting.cancel_called
-        assert not job.done
-
-
 async def test_the_frames_of_a_blocked_body_can_be_seen(autojump_clock: MockClock) -> None:
     async def inner() -> None:
         await trio.sleep(1)

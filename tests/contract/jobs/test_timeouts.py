@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -60,27 +60,6 @@ async def test_jobs_of_a_lane_of_one_that_time_out_never_overlap(
     assert track.peak == 1
 
 
-async def test_a_job_that_times_out_settles_when_its_body_has_ended(
-    autojump_clock: MockClock,
-) -> None:
-    async def body() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(1)
-
-    async with open_lanes({"main": 1}) as lanes:
-        job = lanes.submit_nowait(body, timeout=2)
-        await trio.sleep(2.5)
-        assert job.state is JobState.RUNNING
-        assert job.cancel_called
-        assert lanes.lane("main").limiter.borrowed_tokens == 1
-        await job.wait_done()
-        assert job.finished_at == 3.0
-        assert isinstance(job.exception, JobTimeoutError)
-
-
 async def test_each_job_has_a_timeout_of_its_own(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 3}) as lanes:
         short = lanes.submit_nowait(trio.sleep, 10, timeout=1)
@@ -96,106 +75,9 @@ async def test_each_job_has_a_timeout_of_its_own(autojump_clock: MockClock) -> N
         ]
 
 
-@both_layers
-async def test_a_timeout_counts_from_the_start_and_not_from_the_submission(
-    autojump_clock: MockClock, session: str | None
-) -> None:
-    async with open_lanes({"main": 1}) as lanes:
-        lanes.start_soon(trio.sleep, 10, session=session)
-        in_time = lanes.submit_nowait(trio.sleep, 2, session=session, timeout=3)
-        late = lanes.submit_nowait(trio.sleep, 4, session=session, timeout=3)
-        await in_time.wait()
-        assert trio.current_time() == 12.0
-        with pytest.raises(JobTimeoutError):
-            await late.wait()
-        assert trio.current_time() == 15.0
-
-
-async def test_a_body_that_returns_or_raises_after_its_timeout_is_heeded(
-    autojump_clock: MockClock,
-) -> None:
-    async def returns() -> str:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(3)
-        return "value"
-
-    async def raises() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            raise ValueError("in the clean-up")
-
-    async with open_lanes({"main": 2}) as lanes:
-        returning = lanes.submit_nowait(returns, timeout=1)
-        raising = lanes.submit_nowait(raises, timeout=1)
-        assert await returning.wait() == "value"
-        assert returning.state is JobState.SUCCEEDED
-        with pytest.raises(ValueError, match="in the clean-up"):
-            await raising.wait()
-        assert raising.state is JobState.FAILED
-
-
-async def test_a_timeout_of_0_ends_the_body_at_its_first_checkpoint(
-    autojump_clock: MockClock,
-) -> None:
-    async def no_checkpoint() -> int:
-        return 5
-
-    async with open_lanes() as lanes:
-        blocking = lanes.submit_nowait(trio.sleep, 1, timeout=0)
-        with pytest.raises(JobTimeoutError):
-            await blocking.wait()
-        assert trio.current_time() == 0.0
-        assert await lanes.run(no_checkpoint, timeout=0) == 5
-
-
 async def test_an_infinite_timeout_is_none(autojump_clock: MockClock) -> None:
     async with open_lanes() as lanes:
         await lanes.run(trio.sleep, 1e9, timeout=math.inf)
-
-
-async def test_a_timeout_of_a_job_that_never_blocks_is_not_that_of_the_next(
-    autojump_clock: MockClock,
-) -> None:
-    async def nothing() -> None:
-        pass
-
-    async with open_lanes({"main": 1}) as lanes:
-        for _ in range(3):
-            lanes.start_soon(nothing, timeout=1)
-            job = lanes.submit_nowait(trio.sleep, 5)
-            await job.wait()
-            assert job.state is JobState.SUCCEEDED
-
-
-async def test_cancel_before_the_timeout_and_after_it(autojump_clock: MockClock) -> None:
-    async def slow_to_end() -> None:
-        try:
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(5)
-
-    async with open_lanes({"main": 2}) as lanes:
-        cancelled = lanes.submit_nowait(slow_to_end, timeout=2)
-        timed_out = lanes.submit_nowait(slow_to_end, timeout=2)
-        await trio.sleep(1)
-        assert cancelled.cancel("enough")
-        await trio.sleep(2)
-        assert timed_out.cancel("too late") is True  # it has not ended
-        await lanes.wait_idle()
-        assert cancelled.state is JobState.CANCELLED
-        assert str(cancelled.exception) == "the job was cancelled: enough"
-        assert timed_out.state is JobState.FAILED
-        assert isinstance(timed_out.exception, JobTimeoutError)
-
-
-async def test_the_timeout_error_of_start_soon_leaves_the_lanes(
-    autojump_clock: MockClock,
-) -> None:
-    with pytest.RaisesGroup(JobTimeoutError):
-        async with open_lanes() as lanes:
-            lanes.start_soon(trio.sleep_forever, timeout=1)
 
 
 async def test_a_timeout_is_not_mistaken_for_a_timeout_of_the_body(
@@ -256,16 +138,6 @@ async def test_a_queue_timeout_counts_over_both_layers(autojump_clock: MockClock
         await trio.sleep(4.5)
         assert lanes.lane("main").waiting == 1
     assert track.started == ["blocker", "a0"]
-
-
-async def test_a_job_that_starts_in_time_is_not_bothered_by_its_queue_timeout(
-    autojump_clock: MockClock,
-) -> None:
-    async with open_lanes({"main": 1}) as lanes:
-        lanes.start_soon(trio.sleep, 2)
-        job = lanes.submit_nowait(trio.sleep, 10, queue_timeout=3)
-        await job.wait()
-        assert trio.current_time() == 12.0
 
 
 @pytest.mark.many_seeds(10)
@@ -454,23 +326,3 @@ async def test_the_lanes_do_not_outlast_the_work_for_a_timer_that_is_due_later(
         for _ in range(3):
             lanes.start_soon(trio.sleep, 1, **options)
     assert trio.current_time() == 3.0
-
-
-async def test_run_is_told_of_its_queue_timeout_while_it_waits(
-    autojump_clock: MockClock,
-) -> None:
-    times: dict[str, float] = {}
-    async with open_lanes({"main": 1}) as lanes:
-        lanes.start_soon(trio.sleep, 10)
-
-        async def expect(name: str, run: Callable[[], Awaitable[Any]]) -> None:
-            with pytest.raises(QueueTimeoutError):
-                await run()
-            times[name] = trio.current_time()
-
-        async with trio.open_nursery() as nursery:
-            for i in range(3):
-                nursery.start_soon(
-                    expect, str(i), lambda i=i: lanes.run(trio.sleep, 1, queue_timeout=1 + i)
-                )
-    assert times == {"0": 1.0, "1": 2.0, "2": 3.0}

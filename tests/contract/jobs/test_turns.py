@@ -125,12 +125,12 @@ async def test_jobs_that_never_block_let_other_tasks_run_also_when_they_spoil_th
 
     timeout = 1 if how in ("with a timeout", "past it") else math.inf
     async with open_lanes({"main": math.inf}) as lanes:
-        jobs = [lanes.submit_nowait(body, timeout=timeout) for _ in range(3000)]
+        jobs = [lanes.submit_nowait(body, timeout=timeout) for _ in range(1500)]
         await lanes.wait_idle()
     trio.lowlevel.remove_instrument(passes)
     assert 1 <= passes.most <= 1000
     ended = [job.exception is None for job in jobs]
-    assert ended == [how != "leaving a scope open"] * 3000
+    assert ended == [how != "leaving a scope open"] * 1500
 
 
 async def test_jobs_that_submit_each_other_without_blocking_let_others_have_their_turn_too(
@@ -161,7 +161,7 @@ async def test_very_long_chains_of_jobs_are_no_recursion(autojump_clock: MockClo
     class Chain:
         """An instrument that submits the next job when a job has ended."""
 
-        left = 5000
+        left = 1500
 
         def job_finished(self, job: Job[object]) -> None:
             if self.left:
@@ -173,8 +173,8 @@ async def test_very_long_chains_of_jobs_are_no_recursion(autojump_clock: MockClo
         lanes.submit_nowait(returns_at_once, session="alice")
         await lanes.wait_idle()
         assert chain.left == 0
-        for _ in range(5000):
+        for _ in range(1500):
             lanes.submit_nowait(trio.sleep_forever, session="alice")
-        assert lanes.clear() == 4999
+        assert lanes.clear() == 1499
         assert lanes.reset() == 1
         await wait_all_tasks_blocked()

@@ -23,41 +23,6 @@ async def do_not_block() -> None:
 both = pytest.mark.parametrize("pause", [do_not_block, block])
 
 
-async def test_a_lock_that_a_job_did_not_release_is_broken_for_the_next_and_not_held_by_it(
-    autojump_clock: MockClock,
-) -> None:
-    lock = trio.Lock()
-
-    async def careless() -> None:
-        await lock.acquire()
-
-    async def next_one() -> str:
-        try:
-            async with lock:
-                return "got it"
-        except trio.BrokenResourceError:
-            return "broken"
-
-    async with open_lanes({"main": 1}) as lanes:
-        jobs = [lanes.submit_nowait(careless), lanes.submit_nowait(next_one)]
-        assert await jobs[1].wait() == "broken"
-        assert jobs[0].state is JobState.SUCCEEDED
-
-
-async def test_a_limiters_token_that_a_job_did_not_return_is_not_its_successors(
-    autojump_clock: MockClock,
-) -> None:
-    limiter = trio.CapacityLimiter(3)
-
-    async def careless() -> None:
-        await limiter.acquire()
-
-    async with open_lanes({"main": 1}) as lanes:
-        for _ in range(3):
-            await lanes.run(careless)  # a second scope in the same task would be a RuntimeError
-    assert limiter.borrowed_tokens == 3
-
-
 @both
 async def test_a_cancel_scope_that_a_job_left_open_is_its_own_failure_and_cancels_no_other_job(
     pause: Callable[[], Awaitable[None]], autojump_clock: MockClock

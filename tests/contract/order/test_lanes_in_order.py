@@ -15,22 +15,6 @@ pytestmark = pytest.mark.both_doors
 in_both_layers = pytest.mark.parametrize("session", [None, "alice"])
 
 
-async def test_three_jobs_in_a_lane_of_one_run_one_after_the_other_and_leave_nothing(
-    autojump_clock: MockClock,
-) -> None:
-    track = Track()
-    async with open_lanes({"main": 1}) as lanes:
-        jobs = [lanes.submit_nowait(track.sleep, n) for n in (1, 2, 3)]
-        assert [await job.wait() for job in jobs] == [1, 2, 3]
-        assert track.started == track.ended == [1, 2, 3]
-        assert track.peak == 1
-        assert trio.current_time() == jobs[0].submitted_at + 3
-
-        assert lanes.jobs() == []
-        assert lanes.lane("main").limiter.borrowed_tokens == 0
-        assert lanes.statistics().waiting == lanes.statistics().active == 0
-
-
 async def test_the_limiter_of_a_lane_tells_the_truth(autojump_clock: MockClock) -> None:
     async with open_lanes({"main": 2}) as lanes:
         limiter = lanes.lane("main").limiter
@@ -42,21 +26,6 @@ async def test_the_limiter_of_a_lane_tells_the_truth(autojump_clock: MockClock) 
         assert set(limiter.statistics().borrowers) == set(jobs[1:])
         lanes.lane("main").concurrency = 5
         assert limiter.total_tokens == 5
-
-
-@in_both_layers
-async def test_the_higher_priority_goes_first_and_equals_go_in_order(
-    session: str | None, autojump_clock: MockClock
-) -> None:
-    track = Track()
-    async with open_lanes({"main": 1}) as lanes:
-        lanes.submit_nowait(track.sleep, "blocker", session=session)
-        for n in (1, 2):
-            for priority in (-1, 0, 1):
-                lanes.submit_nowait(track.sleep, (priority, n), session=session, priority=priority)
-    assert track.started == [
-        "blocker", (1, 1), (1, 2), (0, 1), (0, 2), (-1, 1), (-1, 2)
-    ]  # fmt: skip
 
 
 async def test_priorities_may_be_as_large_as_integers_are(autojump_clock: MockClock) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from tests.support.track import Track
-from trio_lanes import Job, JobState, LaneConfig, Lanes, open_lanes
+from trio_lanes import Job, JobState, Lanes, open_lanes
 
 pytestmark = pytest.mark.both_doors
 
@@ -156,19 +156,6 @@ async def test_a_priority_that_is_no_whole_number_is_refused_and_changes_nothing
     assert track.started == ["blocker", "a", "b"]
 
 
-async def test_a_better_job_of_a_session_takes_the_place_of_the_forwarded_job_in_its_lane(
-    autojump_clock: MockClock,
-) -> None:
-    track = Track()
-    async with open_lanes({"main": 1}) as lanes:
-        lanes.start_soon(track.sleep, "blocker")
-        lanes.start_soon(track.sleep, "a0", session="alice")
-        lanes.start_soon(track.sleep, "b0", session="bob", priority=1)
-        lanes.start_soon(track.sleep, "a1", session="alice", priority=1)  # a0's place, so first
-        assert lanes.lane("main").statistics().waiting_in_lane == 2
-    assert track.started == ["blocker", "a1", "b0", "a0"]
-
-
 async def test_the_forwarded_job_that_is_raised_goes_behind_its_new_equals_in_its_lane(
     autojump_clock: MockClock,
 ) -> None:
@@ -196,35 +183,6 @@ async def test_the_forwarded_job_that_is_lowered_gives_its_place_to_the_next_of_
     assert track.started == ["blocker", "a1", "b", "a0"]
 
 
-async def test_a_better_job_for_another_lane_goes_before_the_forwarded_job_of_its_session(
-    autojump_clock: MockClock,
-) -> None:
-    track = Track()
-    async with open_lanes({"main": 1, "cron": 1}) as lanes:
-        lanes.start_soon(track.sleep, "blocker", 5)
-        lanes.start_soon(track.sleep, "a0", session="alice")
-        lanes.start_soon(track.sleep, "a1", session="alice", lane="cron", priority=1)
-        await wait_all_tasks_blocked()
-        assert sorted(track.started) == ["a1", "blocker"]
-        assert lanes.lane("main").statistics().waiting_in_lane == 0
-        assert lanes.lane("main").statistics().waiting_in_sessions == 1
-    assert track.started[-1] == "a0"
-    assert track.start_times["a0"] == 5.0
-
-
-async def test_a_session_of_two_has_its_two_best_jobs_forwarded(autojump_clock: MockClock) -> None:
-    track = Track()
-    async with open_lanes({"main": 1}, sessions=LaneConfig(concurrency=2)) as lanes:
-        lanes.start_soon(track.sleep, "blocker")
-        for i in range(3):
-            lanes.start_soon(track.sleep, f"a{i}", session="alice", priority=i)
-        lanes.start_soon(track.sleep, "b", session="bob", priority=3)
-        assert lanes.lane("main").statistics().waiting_in_lane == 3
-        lanes.lane("main").concurrency = 2  # bob's starts
-        assert lanes.lane("main").statistics().waiting_in_lane == 2
-    assert track.started == ["blocker", "b", "a2", "a1", "a0"]
-
-
 async def test_a_higher_priority_in_a_session_counts_over_all_sessions_of_the_lane(
     autojump_clock: MockClock,
 ) -> None:
@@ -243,6 +201,7 @@ def best_of_three(measure: Callable[[], float]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.trio_only("it measures what both doors share")
 @both_layers
 async def test_many_distinct_priorities_cost_n_log_n(
     autojump_clock: MockClock, session: str | None
@@ -260,17 +219,16 @@ async def test_many_distinct_priorities_cost_n_log_n(
             lanes.clear()
             return time.thread_time() - began
 
-        few = best_of_three(lambda: submit_and_clear(1_000))
-        many = best_of_three(lambda: submit_and_clear(16_000))
+        few = best_of_three(lambda: submit_and_clear(500))
+        many = best_of_three(lambda: submit_and_clear(8_000))
         assert many < 16 * 5 * few  # n squared would be 256 times as long
 
 
-@pytest.mark.slow
 @both_layers
-async def test_ten_thousand_distinct_priorities_start_in_order(
+async def test_a_thousand_distinct_priorities_start_in_order(
     autojump_clock: MockClock, session: str | None
 ) -> None:
-    n = 10_000
+    n = 1_000
     order: list[int] = []
 
     async def note(priority: int) -> None:

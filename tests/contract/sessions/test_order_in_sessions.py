@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from tests.support.bodies import never_ends
 from tests.support.track import Track
@@ -19,26 +19,6 @@ from trio_lanes import (
 pytestmark = pytest.mark.both_doors
 
 # ---- order inside a session
-
-
-@pytest.mark.many_seeds(10)
-async def test_replies_of_a_session_come_in_the_order_of_its_messages(
-    scheduler_seed: int, autojump_clock: MockClock
-) -> None:
-    random = Random(scheduler_seed)
-    track = Track()
-    replies: list[object] = []
-    async with open_lanes({"main": 4}) as lanes:
-
-        async def message(n: int) -> None:
-            replies.append(await lanes.run(track.sleep, n, random.random(), session="alice"))
-
-        async with trio.open_nursery() as nursery:
-            for n in range(10):
-                nursery.start_soon(message, n)
-                await wait_all_tasks_blocked()
-    assert replies == track.started == list(range(10))
-    assert track.peak == 1
 
 
 @pytest.mark.many_seeds(10)
@@ -225,7 +205,7 @@ async def test_a_session_with_very_much_waiting_delays_another_by_no_more_than_a
 ) -> None:
     track = Track()
     async with open_lanes({"main": 1}) as lanes:
-        for n in range(10_000):
+        for n in range(100):
             lanes.submit_nowait(track.sleep, n, session="bulk")
         lanes.submit_nowait(track.sleep, "quick", session="quick")
         await lanes.wait_idle("session:quick")
