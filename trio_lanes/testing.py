@@ -300,7 +300,8 @@ class LaneRecorder(LaneInstrument):
     # ---- checks of a start
 
     def _check_slots(self, job: AnyJob) -> None:
-        lane, session = job._lane, job._session_lane
+        lane: LaneActor = job._lane
+        session: SessionActor | None = job._session_lane
         slots = self._slots(lane)
         self._compare(job, lane, slots, lane.limiter, shared=lane.config.limiter is not None)
         if session is not None:
@@ -333,7 +334,7 @@ class LaneRecorder(LaneInstrument):
         return sum(job not in lane.without_slot for job in self._running[lane])
 
     def _check_order_in_session(self, job: AnyJob) -> None:
-        session = job._session_lane
+        session: SessionActor | None = job._session_lane
         if session is None:
             return
         if session.touched and not (session.room_line or session.entering):
@@ -359,7 +360,7 @@ class LaneRecorder(LaneInstrument):
             )
 
     def _check_order_in_lane(self, job: AnyJob) -> None:
-        lane = job._lane
+        lane: LaneActor = job._lane
         if lane.mailbox.count:
             return  # it has yet to look at what another instrument has just done
         fair, aging = lane.config.fair, lane.config.aging

@@ -1,7 +1,8 @@
 """The handle of a submitted job: the record of the job, and the methods for users.
 
 The lanes change the record; each of its private fields is written here and by at most one other
-module, which the comment above the field names. What a handle asks of its lanes is in `Keeper`.
+module, which the comment above the field names. What a handle asks of its lanes is in `Keeper`, and
+what it knows of them in `LaneOfJob`: lanes hold jobs, and no job needs to know what a lane is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from trio.lowlevel import Task, enable_ki_protection
 
 from .._config.check import sync, whole
 from .._config.errors import JobCancelledError
-from .._config.exact import Amount
+from .._config.exact import Amount, Exact
 from .._config.protected import protected_context
 from .._config.reasons import REASONS, Cause
 from .options import SESSION_IS_OWNER
@@ -52,11 +53,9 @@ from .state import (
 from .wait_log import waits
 
 if TYPE_CHECKING:
+    from .._limits.rate import Rates
     from .._queue.timers import Timer
-    from .group import Group
-    from .lane import LaneActor
     from .options import ExtraOptions
-    from .session import SessionActor
     from .wait import Wait, Waiter
     from .wait_log import Log
 
@@ -143,6 +142,26 @@ class Keeper(Protocol):
     def add_waiter(self, target: AnyJob, waiter: Waiter) -> None: ...
 
 
+class LaneOfJob(Protocol):
+    """The global lane of a job, as far as the job and its session know it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    def remove(self, job: AnyJob) -> int: ...
+    def move(self, job: AnyJob, arrival: int) -> None: ...
+    def withhold(self, job: AnyJob) -> None: ...
+
+
+class Metered(Protocol):
+    """What a start was charged to, and counts a later correction: a group."""
+
+    rates: Rates
+
+    def correct(self, more: Mapping[str, Exact], now: float, at: float) -> None: ...
+
+
 class BodyTask(Protocol):
     """What runs the body of a job: a task of Trio's, or of the loop of which Trio is the guest."""
 
@@ -193,7 +212,7 @@ class Charge:
 
     costs: Mapping[str, Amount]
     at: float
-    group: Group | None = None  # that was charged: the lane may be in another group by now
+    group: Metered | None = None  # that was charged: the lane may be in another group by now
 
 
 CORRECTED: Final = Charge({}, -math.inf)
@@ -247,8 +266,10 @@ class Job(Generic[T_co]):
     started_at: float | None
     finished_at: float | None
     _context: Context | None  # None when it has settled
-    _lane: LaneActor
-    _session_lane: SessionActor | None  # None when it has settled
+    # The next two are Any, as lanes import jobs: those who use more of a lane than a job does name
+    # its type where they read it, as in ``lane: LaneActor = job._lane``
+    _lane: Any  # a `LaneActor`
+    _session_lane: Any  # a `SessionActor` or None; None when it has settled
     _waiting_since: float
     _priority: int
     _timers: list[Timer] | None  # of its wait
@@ -292,7 +313,8 @@ class Job(Generic[T_co]):
     @property
     def lane(self) -> str:
         """The name of the global lane that runs it."""
-        return self._lane.name
+        lane: LaneOfJob = self._lane
+        return lane.name
 
     @property
     def lane_label(self) -> str:
@@ -300,7 +322,8 @@ class Job(Generic[T_co]):
 
         Use it for the label of a metric: it has only as many values as lanes are configured.
         """
-        return self._lane.label
+        lane: LaneOfJob = self._lane
+        return lane.label
 
     @property
     def waiting_since(self) -> float | None:
@@ -715,7 +738,7 @@ def make_job(
     fn: Callable[..., Coroutine[Any, Any, Any]],
     args: tuple[Any, ...],
     context: Context,
-    lane: LaneActor,
+    lane: LaneOfJob,
     priority: int,
     options: ExtraOptions,
     parent: weakref.ref[AnyJob] | None,

@@ -37,7 +37,7 @@ from .._limits.rate import check_units
 from .._queue.backlog import Backlog
 from .._queue.timers import Timer
 from .actor import NOT_PAUSED, Actor, Pausable, Turns, changed_by_others
-from .job import AnyJob, Job
+from .job import AnyJob, Job, Metered
 from .line import Displacement, Line, PlainLine, SharedLine
 from .mailbox import Mailbox
 from .options import NO_EXTRAS, LaneConfig
@@ -643,7 +643,7 @@ class LaneActor(Actor):
         return when if self.group is None else max(when, self.group.rates.ready_at(job._costs, now))
 
     def check_cost(
-        self, costs: Mapping[str, Amount], session: Actor | None, charged: Group | None = None
+        self, costs: Mapping[str, Amount], session: Actor | None, charged: Metered | None = None
     ) -> None:
         """Refuse ``costs`` in a unit that neither this lane, its group nor ``session`` counts.
 

@@ -34,7 +34,7 @@ import trio
 from .._config.names import SESSION_PREFIX
 from .._queue.backlog import LAST, Backlog, rank
 from .actor import Actor, Turns, changed_by_others
-from .job import AnyJob
+from .job import AnyJob, LaneOfJob
 from .line import Displacement
 from .mailbox import Mailbox
 from .options import LaneConfig
@@ -241,15 +241,17 @@ class SessionActor(Actor):
     def _take_back(self, place: int) -> tuple[AnyJob, int]:
         """Put a forwarded job into the backlog; return the job, and its former arrival."""
         job = self.forwarded.pop(place)
-        arrival = job._lane.remove(job)
+        lane: LaneOfJob = job._lane
+        arrival = lane.remove(job)
         self.backlog.add(place, job)
         return job, arrival
 
     def _inherit(self, displaced: AnyJob, arrival: int, job: AnyJob) -> int:
         """Return the arrival that ``job`` takes from ``displaced``, whose place it has, or 0."""
         way = self._makes_way(displaced, arrival, job, ())
+        lane: LaneOfJob = job._lane
         for peer, earlier in way.moved.items():
-            job._lane.move(peer, earlier)
+            lane.move(peer, earlier)
         return 0 if way.arrival == LAST else way.arrival
 
     def _makes_way(
@@ -282,7 +284,8 @@ class SessionActor(Actor):
                 self.readmitting[job] = may_start
                 if may_start:
                     return job
-                job._lane.withhold(job)
+                lane: LaneOfJob = job._lane
+                lane.withhold(job)
         return None
 
     def _charged_next(self, window: int | float, now: float) -> AnyJob | None:
@@ -307,7 +310,8 @@ class SessionActor(Actor):
         """Take ``job``, which waits, out of this session and out of the line of its lane."""
         self.step()
         if self.forwarded.pop(job._place, None) is not None:
-            job._lane.remove(job)
+            lane: LaneOfJob = job._lane
+            lane.remove(job)
         else:
             self.backlog.remove(job._place)
         self.waiting -= 1

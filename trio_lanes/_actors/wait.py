@@ -6,16 +6,14 @@ They only hold data. `trio_lanes._waiting` and the loop act on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import attrs
 import outcome
 from trio.lowlevel import Task
 
 if TYPE_CHECKING:
-    from .actor import Actor
     from .job import AnyJob
-    from .session import SessionActor
 
 
 class Waiter(Protocol):
@@ -73,12 +71,13 @@ class RoomRequest:
     """The job that is accepted when there is room. Until then the lanes do not know it."""
     inside: bool
     """Whether it comes from inside a running job of these lanes: it may while they close."""
-    session: SessionActor | None
+    session: Any
+    """The `SessionActor` that the job is to go through, or None; Any, as in `Job`."""
     on_decision: Callable[[outcome.Maybe[AnyJob]], None] | None
     """Gives the submitter the job that was accepted, or the error. Never raises. None when the
     submitter has it, or does not want it: a cycle with it would keep the job alive."""
-    actor: Actor = attrs.field(init=False)
-    """The actor in whose line for room it stands."""
+    actor: Any = attrs.field(init=False)
+    """The `Actor` in whose line for room it stands."""
     order: int = attrs.field(init=False)
     """Its place in that line."""
 

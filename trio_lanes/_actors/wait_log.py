@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, final
 
 if TYPE_CHECKING:
-    from .group import Group
+    from .._limits.rate import Rates
     from .job import AnyJob
 
 _ROUNDING: Final = 1e-9  # seconds
@@ -41,6 +41,14 @@ costs; or None, of heads that the rates of their own lanes hold."""
 
 SHARED: Final[Own] = ("", math.inf)
 """In the place of a cause of its own: the job waits for what the others of the account wait for."""
+
+
+class HoldsHeads(Protocol):
+    """A group, as far as it holds the heads of its lanes."""
+
+    @property
+    def rates(self) -> Rates: ...
+    def admits(self, label: str) -> bool: ...
 
 
 class Account:
@@ -74,7 +82,7 @@ class GroupAccount(Account):
 
     causes: ClassVar[tuple[str, str]] = ("group", "rate")
 
-    def __init__(self, now: float, group: Group, key: HeadKey) -> None:
+    def __init__(self, now: float, group: HoldsHeads, key: HeadKey) -> None:
         super().__init__(now)
         self.group: Final = group
         self.key: Final = key

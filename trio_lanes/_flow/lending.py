@@ -30,6 +30,8 @@ from .._waiting import deadlock
 from .._waiting.current import jobs_here
 
 if TYPE_CHECKING:
+    from .._actors.lane import LaneActor
+    from .._actors.session import SessionActor
     from .loop import Scheduler
 
 RaiseCancel = Callable[[], None]
@@ -96,7 +98,8 @@ async def readmit(
     _check_inside(scheduler, job)
     if job._lenders or job._slot is not HELD:
         raise RuntimeError(f"{job!r} has lent its slot, so it cannot be readmitted now")
-    lane, session = job._lane, job._session_lane
+    lane: LaneActor = job._lane
+    session: SessionActor | None = job._session_lane
     if cost is None:
         costs = job._options.cost  # its units were checked; a unit that is gone costs nothing
     else:

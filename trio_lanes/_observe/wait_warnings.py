@@ -60,7 +60,7 @@ class WaitWarnings:
         if options.is_watched:
             self._at(_due(job), partial(self._too_long, job), job)
         elif self._hooks.job_waiting_long:
-            lane = job._lane
+            lane: LaneActor = job._lane
             lane.note_unwarned(job)
             if lane.warning is not None:  # else the lane is about to be served
                 self._tell_in_time(lane)

@@ -24,7 +24,7 @@ from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import WAITING
-from .._actors.wait_log import SHARED, Account, GroupAccount, HeadKey, Own, added_up
+from .._actors.wait_log import SHARED, Account, GroupAccount, HeadKey, HoldsHeads, Own, added_up
 
 _PAUSE, _SLOTS, _GROUP, _RATE, _ORDER, _DELAY, _ROOM = (
     (cause, math.inf) for cause in ("pause", "slots", "group", "rate", "order", "delay", "room")
@@ -44,7 +44,7 @@ class Accounts:
         self.acted: Final[dict[Group, None]] = {}
         """Groups that may hold the heads of their lanes for other causes since this batch."""
         # {group: {(label, costs of the heads): what they wait for}}
-        self._shared: Final[dict[Group, dict[HeadKey, GroupAccount]]] = {}
+        self._shared: Final[dict[HoldsHeads, dict[HeadKey, GroupAccount]]] = {}
         # {group: its lanes in which jobs wait, and that share their limiters}
         self._apart: Final[dict[Group, dict[LaneActor, None]]] = {}
 
@@ -56,7 +56,7 @@ class Accounts:
         """``job``, which may have waited, runs."""
         if job._log is not None:
             self.close(job, now)
-        session = job._session_lane
+        session: SessionActor | None = job._session_lane
         if session is not None and (account := session.account) is not None:
             self.look_at_session(session, account, now)
 
@@ -84,7 +84,8 @@ class Accounts:
 
     def place(self, job: AnyJob, now: float) -> None:
         """Note that ``job`` waits from now on where it stands."""
-        lane, session = job._lane, job._session_lane
+        lane: LaneActor = job._lane
+        session: SessionActor | None = job._session_lane
         if lane.delayed and job.id in lane.delayed:
             _hold(job, _NO_ACTOR, _DELAY, now)
             return

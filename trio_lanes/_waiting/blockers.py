@@ -25,7 +25,8 @@ def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
         return tuple(_of_running(job, now))
     if job._state is not WAITING:
         return ()
-    lane, session = job._lane, job._session_lane
+    lane: LaneActor = job._lane
+    session: SessionActor | None = job._session_lane
     if job.id in lane.delayed:
         return (Blocker("delay", lane.name, until=job.submitted_at + job._options.delay),)
     if session is not None and job._place not in session.forwarded:
@@ -37,7 +38,8 @@ def newcomers_blockers(
     job: AnyJob, session: SessionActor | None, now: float
 ) -> tuple[Blocker, ...]:
     """Return why ``job``, which was not submitted, would wait if it were submitted now."""
-    lane, delay = job._lane, job._options.delay
+    lane: LaneActor = job._lane
+    delay = job._options.delay
     if delay:
         return (Blocker("delay", lane.name, until=now + delay),)
     way = Displacement()
@@ -67,7 +69,7 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
             found.append(Blocker("job", jobs[0].lane, jobs))
         else:
             assert wait.request is not None
-            actor = wait.request.actor
+            actor: Actor = wait.request.actor
             found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
     for reason in job._lenders:
         if reason is not None:
@@ -80,7 +82,7 @@ def _of_running(job: AnyJob, now: float) -> list[Blocker]:
     elif job._slot is QUEUED and job._arrival:
         found += _in_lane(job, job._lane, now)
     elif job._slot is QUEUED:
-        session = job._session_lane
+        session: SessionActor | None = job._session_lane
         assert session is not None
         found += _pause(session)
         before = session.before_again(job)

@@ -115,7 +115,8 @@ class _Roots:
             if reason is not None:
                 root = f'"{reason}", for which it has lent its slot'
                 yield _cause(way, "lent", job.lane, root, advice=f"end the wait for {reason}")
-        lane, session = job._lane, job._session_lane
+        lane: LaneActor = job._lane
+        session: SessionActor | None = job._session_lane
         if job in lane.slot_requests:
             yield from self._slots(lane, [*lane.slot_requests].index(job), way)
         elif job._slot is QUEUED and job._arrival:

@@ -116,7 +116,8 @@ def goals_of_accepted(job: AnyJob, waits: Iterable[Wait], *, any_requests: bool)
     It may stand before other jobs of its session, and it may have taken room that others wanted.
     """
     goals: list[Goal] = []
-    lane, session = job._lane, job._session_lane
+    lane: LaneActor = job._lane
+    session: SessionActor | None = job._session_lane
     if job._state is WAITING and session is not None and _may_pass_others(session):
         goals.append(lambda search: search.slot_of(lane))
     if any_requests and lane.bounded and not lane.has_room:
@@ -170,7 +171,7 @@ def broken_by(
 
 def can_never_regain_slot(job: AnyJob) -> bool:
     """Whether ``job``, which wants its slot back, can get none by the present limits."""
-    lane = job._lane
+    lane: LaneActor = job._lane
     budget = 1 if lane.group is None else lane.group.config.concurrency
     if min(lane.limiter.total_tokens, budget) < 1:
         return True
@@ -277,7 +278,7 @@ class _Cycle:
 
 def _is_reserved(job: AnyJob) -> bool:
     """Whether ``job``, which is to start, never gets a token beside the reservations of others."""
-    lane = job._lane
+    lane: LaneActor = job._lane
     return job._state is WAITING and lane.group is not None and lane.group.leaves_none(lane.label)
 
 

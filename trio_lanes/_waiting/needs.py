@@ -289,7 +289,9 @@ class Search:
 
     def _room(self, request: RoomRequest) -> _Goal:
         """The admission of a job that waits for room."""
-        job, lane, session = request.job, request.job._lane, request.session
+        job = request.job
+        lane: LaneActor = job._lane
+        session: SessionActor | None = request.session
         keys: list[Need] = []
         if request.actor is session:
             keys.append((self._fewer, (session, request)))
@@ -358,7 +360,8 @@ def may_need(wait: Wait, seeking: Collection[object], most: float) -> bool:
 def _is_sought(job: AnyJob, seeking: Collection[object]) -> bool:
     """Whether a wait may need what ``job``, which runs, holds beside its end: its place in its
     session, its slot, or its token of a group."""
-    session, lane = job._session_lane, job._lane
+    lane: LaneActor = job._lane
+    session: SessionActor | None = job._session_lane
     if seeking and session is not None and (session.waiting or session.entering):
         return True
     if job._slot not in (HELD, WANTED):

@@ -44,7 +44,8 @@ class Room:
         self.length += 1
         if (coalesce := request.job._options.coalesce) is not None:
             self.by_key.setdefault(coalesce.key, {})[request.job] = request
-        lane, session = request.job._lane, request.session
+        lane: LaneActor = request.job._lane
+        session: SessionActor | None = request.session
         lane.count_entering(1)
         self._stand(request, session if session is not None and _full(session) else lane)
         self._look_out(lane, now)  # no act has touched the lane
@@ -71,7 +72,7 @@ class Room:
                 self._look_out(actor, now)
             elif actor.room_line and isinstance(actor, SessionActor) and not _no_room_in(actor):
                 request = next(iter(actor.room_line.values()))
-                lane = request.job._lane
+                lane: LaneActor = request.job._lane
                 self._step_out(request)
                 self._stand(request, lane)
                 self.unseen[lane] = None  # the request may be the first there
@@ -109,7 +110,8 @@ class Room:
         if not lane.has_free_slot:
             return
         for request in lane.free_requests():
-            job, session = request.job, request.session
+            job = request.job
+            session: SessionActor | None = request.session
             if _lets_start(job, session, now):
                 lane.wake_for(job, now)
                 self._clocks[lane] = None
@@ -128,7 +130,8 @@ def first_without_room(
 
     Only in lanes ``at_rest``, outside of a batch, is it known whether a job would start at once.
     """
-    lane, options = job._lane, job._options
+    lane: LaneActor = job._lane
+    options = job._options
     if not (options.queue_timeout or options.delay):
         return None  # a job that cannot wait needs no room
     if session is not None and _full(session):
@@ -158,7 +161,8 @@ def _first_to_enter(lane: LaneActor, now: float) -> RoomRequest | None:
         (lane.room_line or {}).values() if has_room else lane.free_requests()
     )
     for request in requests:
-        job, session = request.job, request.session
+        job = request.job
+        session: SessionActor | None = request.session
         if _starts_at_once(job, session, now):
             return request
         if has_room and (session is None or session.has_room):
