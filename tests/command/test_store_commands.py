@@ -100,22 +100,26 @@ def test_status_shows_lanes_and_that_there_is_no_worker(shop: Shop) -> None:
     shop.submit(3, lane="cron", delay=100)
     code, out, _ = shop.say("status")
     assert code == 0
-    heading, _, cron, main_, sessions, lost = words(out)
+    heading, _, cron, main_, sessions, due, lost = words(out)
     assert heading == ["lane", "running", "limit", "waiting", "parked", "dead", "unhandled"]
     assert cron == ["cron", "0", "1", "0", "1", "0", "1"]
     assert main_ == ["main", "0", "2", "2", "0", "0", "2"]
     assert sessions == ["1", "session", "with", "queued", "jobs"]
+    assert due[:2] == ["next", "due:"]
     assert lost == ["no", "worker"]
     told = shop.ask("status")
     assert (told["waiting"], told["parked"], told["sessions"]) == (2, 1, 1)
     assert told["lanes"]["main"]["concurrency"] == 2
     assert told["lanes"]["main"]["max_waiting"] is None  # no limit
     assert told["instances"] == []
+    assert (told["due"], told["lanes"]["cron"]["due"]) == (0, 0)
+    assert 0 < told["next_due"] - time.time() <= 100
     shop.kill("b", "c")
     shop.lanes(lambda lanes: lanes.clear("cron"))
     _, out, _ = shop.say("status")
     assert "ended in cron: 1 cancelled\nended in main: 2 dead" in out
-    assert shop.ask("status")["ended"]["cron"] == {"cancelled": 1}
+    told = shop.ask("status")
+    assert (told["ended"]["cron"], told["next_due"]) == ({"cancelled": 1}, None)
 
 
 def test_health_is_an_exit_code_for_probes(shop: Shop) -> None:

@@ -65,6 +65,8 @@ async def status(lanes: DurableLanes) -> Answer:
     templates = {name: limit for name, limit in limits.items() if is_template(name)}
     document = {
         **{what: getattr(now, what) for what in counts},
+        "due": now.due,
+        "next_due": now.next_due,
         "sessions": now.sessions,
         "ended": now.ended,
         "store": now.store,
@@ -98,6 +100,7 @@ async def status(lanes: DurableLanes) -> Answer:
         *(template(name, one) for name, one in templates.items()),
         *([groups_table(groups)] if groups else []),
         f"{sessions} with queued jobs",
+        *([] if now.next_due is None else [f"next due: {moment(now.next_due)}"]),
         *(
             f"ended in {name}: {', '.join(f'{n:,} {state}' for state, n in ends.items())}"
             for name, ends in now.ended.items()

@@ -57,8 +57,8 @@ LUA_ONLY = {
     """,
     "holds": "holds_of",
     "inspection": """
-        wait record_of last_messages is_head missing_from report_problem check_job check_index
-        checked_indexes
+        parked_until_now first_due schedules_due wait record_of last_messages is_head missing_from
+        report_problem check_job check_index checked_indexes
     """,
     "calendar": """
         CalendarWindow.mark second store_time begins first
@@ -96,8 +96,8 @@ PYTHON_ONLY = {
     "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """
-        blockers_of holds_of status_from present statistics_of paused_of locks_of quotas_of by_name
-        shown with_heads
+        blockers_of silent_for holds_of status_from present statistics_of next_due_of paused_of
+        locks_of quotas_of by_name shown with_heads
     """,
     "lines": "terms",
     "meters": """

@@ -483,6 +483,9 @@ class DurableLaneStatistics:
     """How many jobs may be waiting or parked."""
     paused: bool
     """Whether the lane is paused: no instance claims its jobs."""
+    due: int = 0
+    """Of what is parked or scheduled, that whose time has come: the next step of an instance makes
+    it wait. Of the first 1,000 jobs, and of 100 schedules, which count one each."""
 
 
 @final
@@ -574,6 +577,8 @@ class QuotaStatistics:
     waiting: int
     waiters: tuple[LineRequest, ...]
     """The next ten that are served, in their order."""
+    template: str | None = None
+    """The template that has its limits; None: they are its own."""
 
 
 @final
@@ -604,6 +609,11 @@ class DurableStatistics:
     then succeeded counts as ``dead`` and as ``succeeded``. Nothing takes an end away: neither
     ``purge``, nor that the store forgets the job, nor the removal of its lane.
     """
+    due: int = 0
+    next_due: float | None = None
+    """The first Unix time at which an instance has, or had, something to do that does not wait yet:
+    a delay or a backoff ends, a job expires, the pause of a session is over, or a schedule falls
+    due. In the past if no instance has taken a step since. None: there is none."""
 
 
 @final
@@ -627,6 +637,10 @@ class InstanceInfo:
     """How many of these by lane: of 1,000 of them, if there are more."""
     alive: bool = True
     """Whether it had its lease when the store gave this answer, by the store's time."""
+    lease_ttl: float = math.inf
+    """For how many seconds a heartbeat prolongs its lease; `math.inf` in a store with a lock."""
+    silent: float = 0.0
+    """Seconds since its last heartbeat, by the store's time; 0 in a store with a lock."""
 
 
 @final

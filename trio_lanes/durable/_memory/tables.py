@@ -150,6 +150,10 @@ class MemoryTables(RemembersAnswers, Settings):
         expiring = (job.expires for job in self._jobs.values() if job.expires is not None)
         return min((*map(_due, self._in(PARKED)), *expiring, *pauses), default=None)
 
+    def parked_until(self, time: float, limit: int) -> Mapping[str, int]:
+        due = sorted((_due(job), job.lane) for job in self._in(PARKED) if _due(job) <= time)
+        return Counter(lane for _, lane in due[:limit])
+
     def next_over(self) -> float | None:
         return min(map(_due, self._in(*ENDED)), default=None)
 

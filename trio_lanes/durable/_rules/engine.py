@@ -217,7 +217,10 @@ class Engine(Queues):
         self._drop_instance(former)
         tables, names = self.tables, self.opening.names
         host, pid = self.opening.host, self.opening.pid
-        info = InstanceInfo(instance, host, pid, self.now, lease_until, tuple(sorted(names)), 0)
+        info = InstanceInfo(
+            *(instance, host, pid, self.now, lease_until, tuple(sorted(names)), 0),
+            lease_ttl=self.opening.lease_ttl if lease_until < math.inf else math.inf,
+        )
         tables.put(INSTANCES, instance, info)
         self._reap(instance)
         self.look = True

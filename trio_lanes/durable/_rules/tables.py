@@ -152,6 +152,9 @@ class Tables(Protocol):
     def next_due(self) -> float | None:
         """Return when the next parked job or the end of a pause is due, or a job expires."""
 
+    def parked_until(self, time: float, limit: int) -> Mapping[str, int]:
+        """Return, by lane, how many of the first parked jobs are due at a time."""
+
     def next_over(self) -> float | None:
         """Return when the next ended job is to be forgotten, as far as it is known."""
 

@@ -283,6 +283,15 @@ class SqlTables(SmallTables):
         until = min([self._parked_until(), *self.of(PAUSES).values()])
         return until if until < NEVER else None
 
+    def parked_until(self, time: float, limit: int) -> Mapping[str, int]:
+        self._rows.flush()
+        rows = self._execute(
+            "SELECT lane, count(*) FROM (SELECT lane FROM main.jobs WHERE state = 'parked'"
+            " AND due <= :time ORDER BY due LIMIT :limit) AS due GROUP BY lane",
+            {"time": time, "limit": limit},
+        )
+        return dict(rows.fetchall())
+
     # ---- runs
 
     def _sets(self) -> str:

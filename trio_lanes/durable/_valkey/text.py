@@ -57,7 +57,7 @@ from .._rules.lane_limits import configured
 from .._rules.request import Request
 from .._wire.codec import decode, encode
 from ..acts import VERBS
-from ..acts.inspection import statistics_of, status_from
+from ..acts.inspection import next_due_of, statistics_of, status_from
 
 T = TypeVar("T")
 
@@ -450,6 +450,8 @@ def _by_name(kind: type[T], data: Mapping[str, Any]) -> dict[str, T]:
 
 def _statistics(text: str) -> DurableStatistics:
     data = json.loads(text)
+    due = Counter({lane: int(number) for lane, number in data["due"].items()})
+    due.update(decode(of).job.lane for of in data["schedules"])
     return statistics_of(
         a_time(data["now"]),
         _by_name(LaneLimit, data["lanes"]),
@@ -462,11 +464,14 @@ def _statistics(text: str) -> DurableStatistics:
         dict(sorted(map(_levels, data["quotas"]))[:LISTED]),
         sessions=int(data["sessions"]),
         store=data["store"],
+        due=due,
+        next_due=next_due_of(*(a_time(data[one]) for one in ("first", "fires") if one in data)),
+        templates={one[0]: one[3] for one in data["quotas"] if len(one) > 3},
     )
 
 
 def _levels(data: Sequence[Any]) -> tuple[str, tuple[QuotaLevel, ...]]:
-    name, limits, levels = data
+    name, limits, levels, *_ = data
     return name, tuple(
         rates.level_of(
             limit,

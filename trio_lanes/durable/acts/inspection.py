@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import attrs
 
+from ..._config.names import template_of
 from .._contract.act import PortionedAct, Question
 from .._contract.protocol import LISTED, PAGE, REQUESTS_LISTED, STEP_BYTES
 from .._contract.records import (
@@ -41,9 +42,9 @@ from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.lines import quotas
 from .._rules.queues import Queues
 from .._rules.request import Request
-from .._rules.tables import GROUPS, HOLDS, INSTANCES, LIMITS, PAUSES
+from .._rules.tables import GROUPS, HOLDS, INSTANCES, LIMITS, PAUSES, QUOTAS
 
-_SUMS = ("waiting", "parked", "running", "dead", "unhandled")
+_SUMS = ("waiting", "parked", "running", "dead", "unhandled", "due")
 _ByName: TypeAlias = defaultdict[str, list[Request]]
 
 
@@ -76,8 +77,9 @@ class AllInstances(Question[list[InstanceInfo]]):
         for info in queues.tables.of(INSTANCES).values():
             runs = queues.tables.running(info.id)
             lanes = Counter(job.lane for job in runs[:PAGE])
-            alive = queues.is_alive(info.id)
-            found.append(attrs.evolve(info, running=len(runs), lanes=dict(lanes), alive=alive))
+            alive, silent = queues.is_alive(info.id), _silent_for(info, queues.now)
+            more = attrs.evolve(info, running=len(runs), lanes=dict(lanes), alive=alive)
+            found.append(attrs.evolve(more, silent=silent))
         return found
 
 
@@ -189,7 +191,14 @@ class AllStatistics(Question[DurableStatistics], long=True):
 
     def answer(self, queues: Queues) -> DurableStatistics:
         tables, now = queues.tables, queues.now
+        ahead = tables.ahead_of_wall()
         counts = [(*key, n) for key, n in tables.counts().all().items()]
+        due = Counter(tables.parked_until(now, PAGE))
+        due.update(one.job.lane for one in tables.schedules_due(now - ahead, LISTED))
+        fires = [one.next for one in tables.schedules_due(math.inf, 1)]
+        first = tables.next_due()
+        levels, known = quotas(tables, now, self.quota), tables.of(QUOTAS)
+        templates = {name: template_of(name, known) for name in levels if name not in known}
         return statistics_of(
             now,
             tables.of(LIMITS),
@@ -199,9 +208,12 @@ class AllStatistics(Question[DurableStatistics], long=True):
             tables.sessions_of_lanes(),
             tables.of(PAUSES),
             tables.requests_of(None),
-            quotas(tables, now, self.quota),
+            levels,
             sessions=tables.sessions(),
             store=tables.identity(),
+            due=due,
+            next_due=next_due_of(None if first is None else first - ahead, *fires),
+            templates={name: template for name, template in templates.items() if template},
         )
 
 
@@ -217,6 +229,12 @@ class Repair(PortionedAct, long=True):
 
     def portion(self, queues: Queues, limit: int, after: int | None) -> tuple[int, int | None]:
         return _checked(queues, repair=True).repaired, None
+
+
+def _silent_for(info: InstanceInfo, now: float) -> float:
+    """Return the seconds since the last heartbeat of an instance."""
+    without = info.lease_ttl == math.inf
+    return 0.0 if without else max(0.0, now - info.lease_until + info.lease_ttl)
 
 
 def _holds_of(queues: Queues, job: JobRecord) -> Sequence[tuple[float, str]]:
@@ -305,6 +323,9 @@ def statistics_of(
     *,
     sessions: int,
     store: str,
+    due: Mapping[str, int],
+    next_due: float | None,
+    templates: Mapping[str, str],
 ) -> DurableStatistics:
     """Return statistics of what a store has read.
 
@@ -314,8 +335,12 @@ def statistics_of(
       ends: (lane or template, state, how many times a job of it has ended so).
       handled: the names of handlers of which an instance lives.
       requests: all, in order.
+      due: by lane, how much of what is parked or scheduled is due.
+      templates: by quota, the template that has its limits.
     """
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for lane, number in due.items():
+        sums[lane]["due"] += number
     for lane, state, name, count in counts:
         sums[lane][state] += count
         if state in (WAITING.value, PARKED.value) and name not in handled:
@@ -340,9 +365,15 @@ def statistics_of(
         store=store,
         paused=_paused_of(pauses, now),
         locks=_locks_of(requests),
-        quotas=_quotas_of(levels, requests),
+        quotas=_quotas_of(levels, requests, templates),
         ended=dict(ended),
+        next_due=next_due,
     )
+
+
+def next_due_of(*times: float | None) -> float | None:
+    """Return the first of some times; None: there is none."""
+    return min((time for time in times if time is not None), default=None)
 
 
 def _paused_of(pauses: Mapping[str, float], now: float) -> dict[str, float | None]:
@@ -362,12 +393,17 @@ def _locks_of(requests: Iterable[Request]) -> tuple[LockStatistics, ...]:
 
 
 def _quotas_of(
-    levels: Mapping[str, tuple[QuotaLevel, ...]], requests: Iterable[Request]
+    levels: Mapping[str, tuple[QuotaLevel, ...]],
+    requests: Iterable[Request],
+    templates: Mapping[str, str],
 ) -> tuple[QuotaStatistics, ...]:
     """Return the quotas by their levels, and the requests that wait for them."""
     _, waits = _by_name(one for one in requests if one.is_for_quota)
     return tuple(
-        QuotaStatistics(name, level, len(waits[name]), _shown(waits[name]))
+        QuotaStatistics(
+            *(name, level, len(waits[name]), _shown(waits[name])),
+            template=templates.get(name),
+        )
         for name, level in levels.items()
     )
 

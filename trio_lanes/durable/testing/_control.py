@@ -23,10 +23,12 @@ from .. import (
     Cancelled,
     Died,
     DurableJobError,
+    DurableSchedule,
     DurableState,
     Failed,
     GroupLimit,
     JobDeadError,
+    LaneLimit,
     NoRetry,
     Postponed,
     Released,
@@ -39,6 +41,7 @@ from .. import (
 )
 from ..acts.inspection import AllStatistics, JobsOf, StatusOf
 from ..acts.orders import Cancel, Clear, Configure, Purge, Requeue
+from ..acts.schedules import PutSchedule, SchedulesOf
 from ..store import LISTED, PAGE
 from ._bench import ERROR, ONCE, STOP, Bench, ends, new_job, this_run
 
@@ -559,6 +562,47 @@ class ControlStories(Bench):
             assert (await lanes.check(repair=True)).problems == ()
             main["succeeded"] += 1
             assert (await lanes.statistics()).ended == ended
+
+    async def test_statistics_say_what_is_due_and_when_something_will_be(
+        self,
+    ) -> None:
+        async with self.playing(lease_ttl=3600.0) as store, self.instance(worker=False) as asking:
+            seen = await asking.statistics()
+            assert (seen.due, seen.next_due, seen.lanes["cron"].due) == (0, None, 0)
+            now, _ = await store.look(SchedulesOf(None, 0))
+            await store.enqueue([new_job(delay=900.0, expires=800.0), new_job(delay=900.0)])
+            next_due = (await asking.statistics()).next_due
+            assert next_due is not None
+            assert 790 < next_due - now < 890
+            await store.enqueue([new_job(delay=3.0, lane="cron"), new_job()])
+            next_due = (await asking.statistics()).next_due
+            assert next_due is not None
+            assert 2.9 < next_due - now < 90
+            for name, due, lane in (("t", now + 900, "main"), ("s", now - 5, "fires")):
+                await store.do(Configure({lane: LaneLimit(1)}, None, {}))
+                scheduled = DurableSchedule(name=name, job=new_job(lane=lane), every=1e6, next=due)
+                await store.do(PutSchedule(scheduled))
+            seen = await asking.statistics()
+            assert (seen.due, seen.lanes["fires"].due, seen.next_due) == (1, 1, now - 5)
+            await self.advance(3.1)
+            seen = await asking.statistics()
+            assert (seen.due, seen.lanes["cron"].due, seen.lanes["main"].due) == (2, 1, 0)
+            assert seen.lanes["cron"].parked == 1
+            await store.step([], 0)
+            seen = await asking.statistics()
+            assert (seen.due, seen.lanes["cron"].due, seen.lanes["cron"].waiting) == (1, 0, 1)
+
+    async def test_instances_say_how_long_they_are_silent(self) -> None:
+        async with self.playing(lease_ttl=40.0) as store, self.instance(worker=False) as asking:
+            await self.advance(1.0)
+            (silent,) = await asking.instances()
+            assert await store.beat()
+            (beaten,) = await asking.instances()
+            if self.leased:
+                assert (silent.lease_ttl, beaten.silent < silent.silent) == (40.0, True)
+                assert 0.9 < silent.silent < 30
+            else:
+                assert (silent.lease_ttl, silent.silent) == (math.inf, 0.0)
 
     async def test_statistics_name_the_paused_sessions(self) -> None:
         async with self.instance() as lanes, self.instance(worker=False) as asking:

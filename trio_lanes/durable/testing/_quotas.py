@@ -68,6 +68,14 @@ class QuotaStories(LockStories):
             assert not await asking.reset_quota("tenant:3")
             assert not await asking.reset_quota("another")
             assert [one.name for one in (await asking.statistics()).quotas] == ["tenant:2"]
+            for name in ("tenant:7", "tenant:vip:1"):
+                await lanes.quota(name).spend(tokens=1)
+            shown = (await asking.statistics()).quotas
+            assert [(one.name, one.template) for one in shown] == [
+                ("tenant:2", "tenant:*"),
+                ("tenant:7", None),
+                ("tenant:vip:1", "tenant:vip:*"),
+            ]
 
     async def test_a_quota_of_a_template_is_forgotten_when_nothing_of_it_is_in_use(self) -> None:
         async with self.playing(lease_ttl=3600.0) as store, self.instance(worker=False):

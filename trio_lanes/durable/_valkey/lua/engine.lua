@@ -47,6 +47,7 @@ function WITH_TICKET.join(instance, ttl, asked)
   local info = {
     host = asked.host, pid = asked.pid, kind = asked.kind, names = asked.names,
     handles = set_of(asked.names), channel = CHANNEL, since = now, affinity = asked.affinity,
+    lease_ttl = tonumber(ttl),
   }
   put_instance(instance, info)
   put_last_step(instance, { number = 0, after = 0, stale = {} })

@@ -32,7 +32,8 @@ function READS.all_instances()
     found[#found + 1] = {
       id = flat[at], host = info.host, pid = info.pid, since = info.since, names = info.names,
       lease_until = flat[at + 1], running = ask('ZCARD', ROOT .. 'run:' .. flat[at]),
-      lanes = of_lanes, alive = is_alive(flat[at]),
+      lanes = of_lanes, alive = is_alive(flat[at]), lease_ttl = info.lease_ttl,
+      silent = info.lease_ttl and math.max(0, now - tonumber(flat[at + 1]) + info.lease_ttl),
     }
   end
   return { 0, json(found) }
@@ -102,8 +103,37 @@ function READS.jobs_of(of, after, limit)
   return { 0, found, last }
 end
 
+-- By lane, how many of the first parked jobs are due.
+local function parked_until_now()
+  local ids, found = ask('ZRANGEBYSCORE', ROOT .. 'due', '-inf', now, 'LIMIT', 0, PAGE), {}
+  find_all(ids)
+  for _, id in ipairs(ids) do
+    local job = find(id)
+    if job.state == 'parked' and job.due <= now then  -- else it has expired
+      found[job.lane] = (found[job.lane] or 0) + 1
+    end
+  end
+  return found
+end
+
+-- When the first job is due or expires, or the first pause of a session is over, in Unix time; nil: none.
+local function first_due()
+  local first = math.min(first_time('due') or huge, first_time('pauses') or huge)
+  return first < huge and first - (meta.offset or 0) or nil
+end
+
+-- The first schedules that are due: what the client has given.
+local function schedules_due()
+  local time, found = now - (meta.offset or 0), {}
+  for _, id in ipairs(call('ZRANGEBYSCORE', ROOT .. 'sf', '-inf', time, 'LIMIT', 0, SHOWN)) do
+    found[#found + 1] = cmsgpack.unpack(call('HGET', ROOT .. 'sc', id)).data
+  end
+  return found
+end
+
 -- What statistics are made of. `counts`: {state, lane, name, number}; `sessions_of_lanes`: of the lanes in
--- these; `handled`: the names of live instances' handlers.
+-- these; `handled`: the names of live instances' handlers; `first`: when the first job or pause is due, in
+-- Unix time; `fires`: when the first schedule is.
 function READS.all_statistics(quota)
   local counts, by_lane, handled, requests = all_counts(), {}, {}, {}
   for _, count in ipairs(counts) do
@@ -121,7 +151,8 @@ function READS.all_statistics(quota)
     store = call('HGET', META, 'identity'), sessions = call('HGET', META, 'sessions') or 0, now = now,
     counts = counts, ends = call('HGETALL', ROOT .. 'ends'), lanes = lanes(), sessions_of_lanes = by_lane, handled = handled,
     pauses = call('ZRANGE', ROOT .. 'pauses', 0, -1, 'WITHSCORES'), requests = requests,
-    quotas = lines.quotas(given(quota)),
+    quotas = lines.quotas(given(quota)), due = parked_until_now(), schedules = schedules_due(),
+    first = first_due(), fires = meta.fires,
   }) }
 end
 

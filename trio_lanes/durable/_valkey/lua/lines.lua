@@ -81,7 +81,8 @@ function lines.limits_of(quota, all)
   end
 end
 
--- The quotas, or one, from which something was spent: {name, limits, what is in use of each}.
+-- The quotas, or one, from which something was spent: {name, limits, what is in use of each,
+-- the template}.
 function lines.quotas(only)
   local found, all = {}, all_limits()
   local function add(name)
@@ -92,7 +93,7 @@ function lines.quotas(only)
       used = used or level[1] > 0 or only and level[3] > 0
     end
     if levels and used then
-      found[#found + 1] = { name, limits, levels }
+      found[#found + 1] = { name, limits, levels, template }
     end
   end
   if only then

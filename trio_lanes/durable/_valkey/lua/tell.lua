@@ -19,7 +19,7 @@ at_call(function()
 end)
 
 -- What an incarnation has joined with: {host, pid, kind, names, handles, channel,
--- since, affinity}; `handles`: the set of its names. It stays the same, so
+-- since, affinity, lease_ttl}; `handles`: the set of its names. It stays the same, so
 -- a call uses what an earlier one has read.
 local INFOS = {}
 
