@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import tracemalloc
 from collections.abc import Mapping
 from fractions import Fraction
@@ -201,31 +200,6 @@ def test_what_costs_nothing_never_waits(algorithm: Any) -> None:
 # ---- sliding
 
 
-def test_two_per_second_start_in_pairs_a_second_apart() -> None:
-    rates = Rates([RateLimit(2, 1, algorithm="sliding")])
-    assert start_many(rates, 6) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
-
-
-def test_a_job_that_comes_in_the_middle_of_a_window_starts_at_its_end() -> None:
-    rates = Rates([RateLimit(1, 0.5, algorithm="sliding")])
-    assert start(rates, ONE, 0.0) == 0.0
-    assert start(rates, ONE, 0.25) == 0.5
-
-
-def test_after_a_long_idle_time_the_next_starts_at_once() -> None:
-    rates = Rates([RateLimit(2, 1, algorithm="sliding")])
-    start_many(rates, 5)
-    assert start(rates, ONE, 1000.0) == 1000.0
-
-
-def test_more_than_a_whole_window_starts_when_that_is_empty() -> None:
-    rates = Rates([RateLimit(10, 1, algorithm="sliding")])
-    rates.charge(ONE, 0.25)
-    assert start(rates, {"requests": 25}, 0.5) == 1.25
-    assert rates.ready_at(ONE, 1.25) == 2.25
-    assert start(rates, {"requests": 10}, 1.25) == 2.25
-
-
 def test_ten_times_a_tenth_is_one() -> None:
     rates = Rates([RateLimit(1, algorithm="sliding")])
     starts = [start(rates, {"requests": 0.1}, float(i)) for i in range(11)]
@@ -305,11 +279,6 @@ def test_sliding_starts_each_job_as_early_as_no_window_holds_more_than_the_limit
 # ---- gcra
 
 
-def test_a_burst_starts_at_once_and_then_one_by_one() -> None:
-    rates = Rates([RateLimit(10, 9, burst=2)])
-    assert start_many(rates, 6) == [0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
-
-
 def test_the_default_burst_is_a_tenth_and_at_least_one() -> None:
     assert start_many(Rates([RateLimit(60)]), 8).count(0.0) == 6
     assert start_many(Rates([RateLimit(5)]), 8).count(0.0) == 1
@@ -329,13 +298,6 @@ def test_a_stream_of_ones_fills_a_window_to_the_limit(burst: int | None) -> None
 def test_a_burst_below_one_is_no_faster_than_the_limit(limit: float, burst: float) -> None:
     rates = Rates([RateLimit(limit, 1, burst=burst)])
     assert start_many(rates, 101)[-1] >= 100 / limit
-
-
-def test_a_job_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
-    rates = Rates([RateLimit(10, 6, burst=5)])  # one a second
-    assert start(rates, {"requests": 3}, 0.0) == 0.0
-    assert start(rates, {"requests": 9}, 1.0) == 3.0
-    assert start(rates, ONE, 3.0) == 8.0
 
 
 def test_a_limit_with_a_fraction_is_kept_by_whole_numbers() -> None:
@@ -398,31 +360,6 @@ def test_requests_and_tokens_are_charged_together() -> None:
     assert rates.ready_at({"requests": 9, "tokens": 20}, 0.0) <= 0.0
     assert rates.ready_at({"requests": 10, "tokens": 20}, 0.0) == 1.0
     assert rates.ready_at({"requests": 9, "tokens": 30}, 0.0) == 10.0
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("tokens", "least"),
-    [
-        (RateLimit(10_000, unit="tokens", algorithm="sliding"), 0.85),
-        (RateLimit(10_000, unit="tokens", burst=3_000), 0.65),
-    ],
-    ids=["sliding", "gcra"],
-)
-def test_three_hundred_jobs_use_most_of_a_minute_and_never_more_than_the_limits(
-    tokens: RateLimit, least: float, seed: int
-) -> None:
-    draw = random.Random(seed)
-    rates = Rates([RateLimit(60, algorithm=tokens.algorithm), tokens])
-    now = 0.0
-    starts: list[tuple[float, int]] = []
-    for _ in range(300):
-        cost = draw.randint(1, 3_000)
-        now = start(rates, {"requests": 1, "tokens": cost}, now)
-        starts.append((now, cost))
-    assert fullest([(time, cost) for time, cost in starts], 60) <= 10_000
-    assert fullest([(time, 1) for time, _ in starts], 60) <= 60
-    assert sum(cost for _, cost in starts) / (now / 60 * 10_000) >= least
 
 
 # ---- corrections

@@ -475,27 +475,6 @@ async def test_a_drain_of_nothing_is_a_checkpoint_and_reports_nothing(
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"grace": -1}, ValueError),
-        ({"grace": float("nan")}, ValueError),
-        ({"grace": "5"}, TypeError),
-        ({"cancel_grace": -0.5}, ValueError),
-        ({"cancel_grace": None}, TypeError),
-        ({"waiting": "drop"}, ValueError),
-    ],
-)
-async def test_a_bad_argument_of_drain_closes_nothing(
-    options: dict[str, object], error: type[Exception], autojump_clock: MockClock
-) -> None:
-    ((name, value),) = options.items()
-    async with open_lanes() as lanes:
-        with pytest.raises(error, match=rf"{name}.*{value}"):
-            await lanes.drain(**options)  # type: ignore[arg-type]
-        assert await lanes.run(returns) == "value"
-
-
-@pytest.mark.parametrize(
     "change",
     [
         lambda lanes: lanes.pause("main"),

@@ -17,7 +17,6 @@ from trio.testing import MockClock
 from trio_lanes import (
     JobState,
     LaneConfig,
-    Lanes,
     UnknownLaneError,
     open_lanes,
     resolve_global_lane,
@@ -207,15 +206,6 @@ async def test_good_options_at_the_edge_are_taken(
         assert job.state is JobState.SUCCEEDED
 
 
-async def test_one_session_has_one_lane_in_all_spellings(autojump_clock: MockClock) -> None:
-    async with open_lanes() as lanes:
-        for session in ("alice", " alice", "session:alice", " session: alice "):
-            job = lanes.submit_nowait(trio.sleep, 1, session=session)
-            assert job.session == "alice"
-            assert lanes.session(session).waiting + lanes.session(session).active > 0
-        assert lanes.sessions() == ["alice"]
-
-
 # ---- the function
 
 
@@ -255,21 +245,6 @@ async def test_a_coroutine_object_is_refused_at_the_call_in_the_words_of_trio(
             await result
         assert without_addresses(refused.value) == words_of_trio(nothing())
         assert lanes.jobs() == []
-
-
-async def test_a_function_that_is_not_async_fails_its_job_in_the_words_of_trio(
-    autojump_clock: MockClock,
-) -> None:
-    def sync() -> int:
-        return 5
-
-    async with open_lanes() as lanes:
-        with pytest.raises(TypeError, match=r"sync.*async"):
-            await lanes.run(sync)  # type: ignore[arg-type]
-        job = lanes.submit_nowait(partial(sync))  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="async"):
-            await job.wait()
-        assert job.state is JobState.FAILED
 
 
 async def test_arguments_that_do_not_fit_fail_the_job(autojump_clock: MockClock) -> None:
@@ -440,15 +415,6 @@ async def test_a_bad_name_is_an_error_of_every_verb_and_changes_nothing(
         assert lanes.lane("main").generation == 0
 
 
-async def test_an_unknown_lane_error_names_the_lanes_that_exist() -> None:
-    async with open_lanes({"main": 1, "cron": 1}) as lanes:
-        with pytest.raises(UnknownLaneError) as error:
-            lanes.lane("nowhere")
-        assert error.value.name == "nowhere"
-        assert error.value.lanes == ("main", "cron")
-        assert isinstance(error.value, LookupError)
-
-
 @pytest.mark.parametrize("bad", ["", "  ", "session:", 5, None, []])
 async def test_a_bad_session_key_is_an_error_and_wakes_no_lane(bad: Any) -> None:
     async with open_lanes() as lanes:
@@ -511,8 +477,3 @@ def test_a_session_key_that_is_no_string_has_no_lane(bad: Any) -> None:
 def test_a_lane_name_that_is_no_string_means_no_lane(bad: Any) -> None:
     with pytest.raises(TypeError, match=names("lane", bad)):
         resolve_global_lane(bad)
-
-
-async def test_only_open_lanes_makes_lanes() -> None:
-    with pytest.raises(TypeError):
-        Lanes()

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.track import Track
-from trio_lanes import JobState, LaneConfig, LaneGroup, UnknownLaneError, open_lanes
+from trio_lanes import JobState, LaneConfig, LaneGroup, open_lanes
 
 pytestmark = pytest.mark.both_doors
 
@@ -208,16 +208,6 @@ async def test_sessions_configured_paused_begin_paused(autojump_clock: MockClock
         assert track.started == ["b"]
         lanes.session("alice").resume()
     assert track.start_times["a"] == 5.0
-
-
-async def test_pausing_a_lane_that_does_not_exist_is_an_error() -> None:
-    async with open_lanes({"main": 1}) as lanes:
-        for act in (lanes.pause, lanes.resume):
-            with pytest.raises(UnknownLaneError, match="'nowhere'"):
-                act("nowhere")
-            with pytest.raises(ValueError, match="session"):
-                act("session:")
-        assert lanes.sessions() == []
 
 
 async def test_jobs_keep_their_order_over_a_pause(autojump_clock: MockClock) -> None:

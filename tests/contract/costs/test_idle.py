@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.track import Steps, Track
-from trio_lanes import Job, JobState, LaneConfig, Lanes, open_lanes
+from trio_lanes import LaneConfig, Lanes, open_lanes
 
 pytestmark = pytest.mark.slow
 
@@ -86,20 +85,6 @@ async def test_over_ten_hours_the_clock_of_an_idle_run_never_wakes(
             await trio.sleep(10 * HOUR)
         assert steps.count == 1
         await a_bit_of_everything(lanes)
-
-
-async def test_a_paused_lane_with_jobs_without_warn_after_wakes_no_task(
-    autojump_clock: MockClock,
-) -> None:
-    config = LaneConfig(paused=True, warn_after=float("inf"))
-    async with open_lanes({"main": config}) as lanes:
-        for i in range(3):
-            lanes.submit_nowait(nothing, session=f"s{i}")
-        await wait_all_tasks_blocked()
-        with Steps() as steps:
-            await trio.sleep(10 * HOUR)
-        assert steps.count == 1
-        lanes.resume()
 
 
 async def test_a_running_job_wakes_no_other_task(autojump_clock: MockClock) -> None:
@@ -212,69 +197,6 @@ async def test_sessions_that_were_cleared_cancelled_or_refused_leave_nothing_beh
             if round_ == 0:
                 before = total_of_objects()
         assert total_of_objects() - before < 500
-
-
-@pytest.mark.parametrize("session", [None, "alice"])
-async def test_an_ended_job_lives_only_as_long_as_it_is_referenced(
-    autojump_clock: MockClock, session: str | None
-) -> None:
-    class Weighty:
-        async def body(self, seconds: float) -> Weighty:
-            await trio.sleep(seconds)
-            return self
-
-    gone: list[str] = []
-
-    async with open_lanes({"main": 1}) as lanes:
-        weighty = Weighty()
-        weakref.finalize(weighty, gone.append, "the object")
-        jobs: list[Job[Any]] = [
-            lanes.submit_nowait(weighty.body, 1, session=session),
-            lanes.submit_nowait(weighty.body, 1, session=session),
-            lanes.submit_nowait(weighty.body, 1, session=session, queue_timeout=0.5),
-        ]
-        for job in jobs:
-            weakref.finalize(job, gone.append, "a job")
-        await lanes.wait_idle()
-        jobs[1].cancel()
-        assert [job.state for job in jobs] == [
-            JobState.SUCCEEDED,
-            JobState.SUCCEEDED,
-            JobState.CANCELLED,
-        ]
-        assert gone == []
-        del job
-        jobs.clear()
-        gc.collect()
-        assert gone == ["a job"] * 3
-        del weighty
-        gc.collect()
-        assert gone == ["a job"] * 3 + ["the object"]
-
-
-async def test_handles_that_are_held_keep_no_function_argument_or_context_alive(
-    autojump_clock: MockClock,
-) -> None:
-    class Argument:
-        pass
-
-    async def body(argument: Argument) -> int:
-        await trio.sleep(1)
-        return 5
-
-    async with open_lanes({"main": 1}) as lanes:
-        argument = Argument()
-        alive = weakref.ref(argument)
-        job = lanes.submit_nowait(body, argument)
-        cancelled = lanes.submit_nowait(body, argument)
-        cancelled.cancel()
-        del argument
-        gc.collect()
-        assert alive() is not None
-        assert await job.wait() == 5
-        gc.collect()
-        assert alive() is None
-        assert await job.wait() == 5
 
 
 async def test_a_chain_of_jobs_that_submit_their_successors_does_not_grow(

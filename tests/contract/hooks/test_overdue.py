@@ -351,21 +351,6 @@ async def test_each_lane_has_its_own_overdue_after(autojump_clock: MockClock) ->
     assert overdue.told == [("main", 1.0, 1.0), ("cron", 2.0, 2.0)]
 
 
-async def test_a_hook_that_raises_is_removed_and_changes_nothing(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken(LaneInstrument):
-        def job_overdue(self, job: Job[Any], since: float) -> None:
-            raise ValueError("broken")
-
-    config = LaneConfig(concurrency=2, overdue_after=1)
-    async with open_lanes({"main": config}, instruments=[Broken()]) as lanes:
-        for _ in range(2):
-            lanes.submit_nowait(shielded, 5).cancel()
-    assert caplog.text.count("is removed") == 1
-    assert trio.current_time() == 5.0
-
-
 async def test_an_overdue_job_may_be_reset_and_replaced_by_the_hook_that_is_told(
     autojump_clock: MockClock,
 ) -> None:

@@ -202,7 +202,8 @@ async def test_bodies_given_up_by_a_reset_are_counted_until_they_end(
         await trio.sleep(1)
         assert lanes.statistics().abandoned == 0
         ledger.check()
-        assert lanes.statistics().lanes["main"].finished == 3
+        found = lanes.lane("main").statistics()
+        assert (found.finished, found.slots, found.cancelling, found.cancelled) == (3, 1, 0, 3)
 
 
 async def test_a_job_reset_before_it_was_called_is_no_abandoned_body(

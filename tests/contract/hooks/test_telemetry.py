@@ -227,26 +227,6 @@ async def test_jobs_are_counted_by_how_they_ended(autojump_clock: MockClock) -> 
         lanes.resume("main")
 
 
-async def test_given_up_bodies_are_counted_in_their_lane_until_they_end(
-    autojump_clock: MockClock,
-) -> None:
-    async def stubborn(fails: bool) -> None:
-        with trio.CancelScope(shield=True):
-            await trio.sleep(5)
-        if fails:
-            raise ValueError
-
-    async with open_lanes({"main": 2}) as lanes:
-        for fails in (True, False):
-            lanes.submit_nowait(stubborn, fails)
-        await wait_all_tasks_blocked()
-        lanes.reset("main")
-        found = lanes.lane("main").statistics()
-        assert (found.abandoned, found.slots, found.cancelling, found.cancelled) == (2, 0, 0, 2)
-        await trio.sleep(6)
-        assert lanes.lane("main").statistics().abandoned == 0
-
-
 async def test_refused_submissions_are_told_with_the_lane_and_why(
     autojump_clock: MockClock,
 ) -> None:

@@ -406,19 +406,6 @@ async def test_run_waits_for_room_too(autojump_clock: MockClock) -> None:
     assert trio.current_time() == 10.0
 
 
-@pytest.mark.many_seeds(5)
-async def test_a_job_that_ends_before_its_submitter_has_seen_it_still_gives_run_its_result(
-    autojump_clock: MockClock,
-) -> None:
-    async def at_once() -> str:
-        return "result"
-
-    async with open_lanes({"main": bounded(1, 0)}) as lanes:
-        lanes.start_soon(trio.sleep, 1)
-        with trio.fail_after(5):
-            assert await lanes.run(at_once) == "result"
-
-
 @pytest.mark.parametrize("make_room", ["cancel", "clear", "concurrency", "configure", "reset"])
 async def test_every_act_that_makes_room_admits_the_request_that_waits_for_it(
     autojump_clock: MockClock, make_room: str
@@ -476,26 +463,6 @@ async def test_a_bound_lowered_below_the_waiting_jobs_admits_no_request_until_th
 
 
 # ---- cancelling it, closing meanwhile
-
-
-@pytest.mark.many_seeds(5)
-async def test_a_submit_that_is_cancelled_submits_nothing(autojump_clock: MockClock) -> None:
-    track = Track()
-    async with open_lanes({"main": bounded(1, 1)}) as lanes:
-        async with trio.open_nursery() as nursery:
-            lanes.start_soon(track.sleep, "a")
-            lanes.start_soon(track.sleep, "b")
-            jobs: dict[str, Job[Any]] = {}
-            with trio.move_on_after(0.5) as cancelled:
-                await lanes.submit(track.sleep, "cancelled")
-            assert cancelled.cancelled_caught
-            with trio.move_on_after(0.25) as cancelled:
-                await lanes.run(track.sleep, "cancelled")
-            assert cancelled.cancelled_caught
-            jobs = await submit_in_turn(lanes, nursery, track, "c", "d")
-        assert list(jobs) == ["c", "d"]
-        await lanes.wait_idle()
-    assert track.started == ["a", "b", "c", "d"]
 
 
 async def test_a_submit_that_is_cancelled_before_it_is_called_submits_nothing(

@@ -752,7 +752,7 @@ def test_a_group_that_makes_no_sense_is_refused_where_it_is_made(
         LaneGroup(**kwargs)
 
 
-@pytest.mark.parametrize("bad", [["main"], {"g": ["main"]}, {"g": None}])
+@pytest.mark.parametrize("bad", [["main"], {"g": ["main"]}, {"g": None}, {5: LaneGroup(["main"])}])
 async def test_an_argument_that_is_no_mapping_of_groups_is_refused(
     autojump_clock: MockClock, bad: Any
 ) -> None:

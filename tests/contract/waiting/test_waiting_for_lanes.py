@@ -20,7 +20,6 @@ from trio_lanes import (
     Lanes,
     LanesClosedError,
     QueueTimeoutError,
-    UnknownLaneError,
     current_job,
     open_lanes,
 )
@@ -79,15 +78,6 @@ async def test_a_wait_for_a_job_that_has_ended_is_just_a_checkpoint(
             await job.wait_done()
         with assert_checkpoints():
             await job.wait_started()
-
-
-async def test_waiting_for_a_lane_that_does_not_exist_is_an_error() -> None:
-    async with open_lanes({"main": 1}) as lanes:
-        for wait in (lanes.wait_idle, lanes.wait_empty, lanes.wait_active):
-            with pytest.raises(UnknownLaneError, match=r"'nowhere'.*'main'"):
-                await wait("nowhere")
-        with pytest.raises(UnknownLaneError, match=r"'nowhere'.*'main'"):
-            await lanes.wait_room(1, "nowhere")
 
 
 # ---- wait_empty, wait_idle, wait_room
@@ -849,29 +839,6 @@ async def test_jobs_in_lanes_that_are_paused_or_have_a_limit_of_0_are_waited_for
 # ---- one job
 
 
-@pytest.mark.many_seeds(5)
-async def test_any_number_of_tasks_wait_for_one_job_any_number_of_times(
-    autojump_clock: MockClock,
-) -> None:
-    results: list[str] = []
-
-    async def body() -> str:
-        await trio.sleep(1)
-        return "result"
-
-    async with open_lanes() as lanes:
-        job = lanes.submit_nowait(body)
-
-        async def wait() -> None:
-            results.append(await job.wait())
-            results.append(await job.wait())
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(10):
-                nursery.start_soon(wait)
-    assert results == ["result"] * 20
-
-
 async def test_cancelling_a_waiter_does_not_cancel_the_job(autojump_clock: MockClock) -> None:
     track = Track()
     async with open_lanes() as lanes:
@@ -964,24 +931,3 @@ async def test_waiters_for_the_start_are_told_once_and_cancelled_waiters_not_at_
         assert trio.current_time() == 1.0
         await job.wait_started()
         assert trio.current_time() == 1.0
-
-
-async def test_each_waiter_gets_the_very_exception_and_its_traceback_does_not_grow(
-    autojump_clock: MockClock,
-) -> None:
-    error = ValueError("broken")
-
-    async def fail() -> None:
-        await trio.sleep(1)
-        raise error
-
-    async with open_lanes() as lanes:
-        job = lanes.submit_nowait(fail)
-        depths: list[int] = []
-        for _ in range(5):
-            with pytest.raises(ValueError, match="broken") as caught:
-                await job.wait()
-            assert caught.value is error
-            depths.append(len(caught.traceback))
-        assert len(set(depths)) == 1
-        assert "fail" in [entry.name for entry in caught.traceback]
