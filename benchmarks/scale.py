@@ -17,6 +17,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from tests.durable.conformance.bench import Played, opening, ticket
 from tests.durable.valkey.server import Server, programs
 from trio_lanes.durable import (
     Finish,
@@ -27,7 +28,6 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable.acts.orders import Pause
-from trio_lanes.durable.testing._bench import Played, opening, ticket
 
 PAYLOAD: Final = '"' + "x" * 98 + '"'
 FEW: Final = 10

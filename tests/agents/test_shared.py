@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.durable.conformance.bench import Played, opening
 from trio_lanes import JobCancelledError
 from trio_lanes.agents import (
     ActionGate,
@@ -32,7 +33,6 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable.acts.logs import WriteLog
 from trio_lanes.durable.store import Act
-from trio_lanes.durable.testing._bench import Played, opening
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import attrs
 import pytest
 import trio
 
+from tests.durable.conformance.bench import opening, ticket
 from trio_lanes.durable import Store, StoreError, StoreUnavailableError, open_durable_lanes
 from trio_lanes.durable.store import StoreVersionError
-from trio_lanes.durable.testing._bench import opening, ticket
 
 ME = f"process {os.getpid()} on {socket.gethostname()}"
 LONG = 60

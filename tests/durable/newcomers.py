@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trio_lanes.durable.testing._bench import Bench, new_job
+from tests.durable.conformance.bench import Bench, new_job
 
 LEASE = 3600.0
 """Long, since the calls of stores on virtual time have much patience."""

@@ -15,15 +15,10 @@ from unittest import mock
 import attrs
 from trio.testing import MockClock
 
+from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.twins import compare_stores
 from trio_lanes.durable import MemoryStore, SqliteStore
-from trio_lanes.durable.testing import (
-    NO_FAULTS,
-    Faults,
-    Life,
-    compare_stores,
-    durable_store_suite,
-    simulate,
-)
+from trio_lanes.durable.testing import NO_FAULTS, Faults, Life, simulate
 
 PACKAGE = "trio_lanes.durable"
 Patch = Callable[[], Any]

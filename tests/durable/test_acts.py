@@ -15,6 +15,7 @@ import pytest
 from trio.testing import MockClock
 
 import trio_lanes
+from tests.durable.conformance.bench import opening
 from trio_lanes import RateLimit
 from trio_lanes.durable import (
     DurableSchedule,
@@ -30,7 +31,6 @@ from trio_lanes.durable.acts import VERBS
 from trio_lanes.durable.acts.inspection import AllStatistics, JobsOf
 from trio_lanes.durable.acts.orders import Clear
 from trio_lanes.durable.store import Act
-from trio_lanes.durable.testing._bench import opening
 
 ROOT = Path(trio_lanes.__file__).parent
 ALL_JOBS = JobsOf(Selection(), 0, 9)
@@ -122,11 +122,9 @@ def example(kind: type[Any]) -> Any:
 
 
 def files_by_name() -> dict[str, set[str]]:
-    """The files of trio_lanes whose code names an act or question, without the suite."""
+    """The files of trio_lanes whose code names an act or question."""
     found: dict[str, set[str]] = {name: set() for name in VERBS}
     for path in ROOT.rglob("*.py"):
-        if path.parent == ROOT / "durable/testing":
-            continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             name = next(
                 (getattr(node, one) for one in ("name", "attr", "id") if hasattr(node, one)), ""

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.durable.conformance.bench import ERROR, Played, opening
 from trio_lanes import RateLimit
 from trio_lanes.durable import (
     Claim,
@@ -26,7 +27,6 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable.acts.orders import Pause, Resume
 from trio_lanes.durable.store import REMEMBERED_FOR
-from trio_lanes.durable.testing._bench import ERROR, Played, opening
 
 AFFINITY: Final = 2.0
 SUCCEEDED: Final = Succeeded("1")

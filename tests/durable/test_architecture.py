@@ -30,7 +30,7 @@ ORDER = (
     "_lanes",  # the objects that users hold
     "store",  # the public door for authors of stores
     "durable",  # the public door
-    "testing",  # the conformance suite
+    "testing",  # faulty clusters, random lives
 )
 """From the lowest to the highest: each imports only packages that stand before it."""
 
@@ -107,11 +107,23 @@ def test_runs_and_what_users_hold_import_nothing_of_a_store() -> None:
 
 
 def test_the_conformance_suite_uses_public_names_only() -> None:
+    # so that it runs on the store of somebody else, and says what such a store must do
+    private = [
+        f"{path.name}: {node.module}.{alias.name}"
+        for path in Path(__file__).with_name("conformance").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+        for alias in node.names
+        if node.module.startswith("trio_lanes") and "._" in f"{node.module}.{alias.name}"
+    ]
+    assert private == []
+
+
+def test_a_faulty_cluster_is_made_of_public_names_and_of_the_wire() -> None:
     for parts in MODULES:
         if package_of(parts) == "testing":
             used = {package_of(imported) for imported in imports(parts)}
-            # a faulty cluster is made of the wire between a store and its clients
-            assert used <= {"acts", "durable", "store", "testing", "_wire"}
+            assert used <= {"durable", "testing", "_wire"}
 
 
 def test_modules_of_private_packages_have_names_without_an_underscore() -> None:

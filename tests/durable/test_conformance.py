@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
+from tests.durable.conformance.bench import LEASE, Bench, new_job
+from tests.durable.conformance.suite import durable_store_suite
 from tests.support.programs import PATIENCE
 from trio_lanes.durable import MemoryStore, SqliteStore
-from trio_lanes.durable.testing import durable_store_suite
-from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
 
 
 def memory() -> Callable[[Path], MemoryStore]:

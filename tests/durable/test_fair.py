@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.durable.conformance.bench import RETURNED, Bench, ends, new_job
 from trio_lanes.durable import LaneLimit, SqliteStore
-from trio_lanes.durable.testing._bench import RETURNED, Bench, ends, new_job
 
 FAIR = LaneLimit(1_000_000, fair=True, weights={"owner 1": 3, "owner 5*": 2})
 MANY = 10_000

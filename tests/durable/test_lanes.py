@@ -507,7 +507,7 @@ async def test_a_payload_with_a_longer_number_than_can_be_read_here_fails_alone(
 
 
 async def test_a_payload_that_cannot_be_read_here_has_a_key_all_the_same() -> None:
-    from trio_lanes.durable.testing._bench import Played, opening
+    from tests.durable.conformance.bench import Played, opening
 
     store = Played(MemoryStore())
     async with store.open(opening()):
@@ -793,7 +793,7 @@ async def test_check_gives_back_a_job_that_runs_on_no_instance(tmp_path: Path) -
 
 
 async def test_a_finish_of_a_job_that_is_gone_is_stale() -> None:
-    from trio_lanes.durable.testing._bench import Played, opening
+    from tests.durable.conformance.bench import Played, opening
 
     store = Played(MemoryStore())
     async with store.open(opening()):

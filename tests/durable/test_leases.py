@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.durable.conformance.bench import Played, opening
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import (
     DurableState,
@@ -24,7 +25,6 @@ from trio_lanes.durable import (
 from trio_lanes.durable._rules.tables import INSTANCES
 from trio_lanes.durable.acts.inspection import StatusOf
 from trio_lanes.durable.acts.runs import Checkpoint
-from trio_lanes.durable.testing._bench import Played, opening
 
 
 class Cut:

@@ -15,13 +15,13 @@ import attrs
 import pytest
 import trio
 
+from tests.durable.conformance.bench import new_job, opening
 from trio_lanes.durable import DurableState, SqliteStore, open_durable_lanes
 from trio_lanes.durable._sqlite import life_lock
 from trio_lanes.durable._sqlite.guest import host
 from trio_lanes.durable._sqlite.life_lock import ended_lives, forget_life, hold_life
 from trio_lanes.durable._sqlite.owner_lock import is_taken
 from trio_lanes.durable.acts.jobs import Enqueue
-from trio_lanes.durable.testing._bench import new_job, opening
 
 
 @pytest.fixture

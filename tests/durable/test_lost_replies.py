@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.durable.conformance.bench import Played, opening
 from trio_lanes.durable import (
     MemoryStore,
     StoreUnavailableError,
@@ -18,7 +19,6 @@ from trio_lanes.durable import (
 from trio_lanes.durable._rules.answers import RemembersAnswers
 from trio_lanes.durable._rules.tables import LastStep
 from trio_lanes.durable.acts.inspection import AllInstances
-from trio_lanes.durable.testing._bench import Played, opening
 
 
 class Lossy:

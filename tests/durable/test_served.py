@@ -17,6 +17,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.durable.cancelled import cancel_open
+from tests.durable.conformance.suite import durable_store_suite
 from tests.support.programs import PATIENCE
 from trio_lanes.durable import (
     DurableState,
@@ -38,7 +39,6 @@ from trio_lanes.durable._wire.server import serve
 from trio_lanes.durable._wire.sockets import SocketLink, connect_unix, serve_unix
 from trio_lanes.durable.acts.inspection import AllLanes, Check
 from trio_lanes.durable.acts.logs import DropLog
-from trio_lanes.durable.testing import durable_store_suite
 
 
 class Served:
@@ -270,7 +270,7 @@ async def test_the_instances_of_an_earlier_host_are_dead(tmp_path: Path) -> None
 
 
 def _opening() -> Any:
-    from trio_lanes.durable.testing._bench import opening
+    from tests.durable.conformance.bench import opening
 
     return opening()
 

@@ -15,6 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.durable.conformance.twins import compare_stores
 from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS, memory, sqlite
 from tests.support.chaos import examples, number
@@ -32,7 +33,6 @@ from trio_lanes.durable.testing import (
     Faults,
     Life,
     _life,
-    compare_stores,
     open_cluster,
     shrink,
     simulate,
@@ -134,12 +134,12 @@ async def test_a_life_reports_a_broken_rule(
     story.cluster = cluster
     story.places = {1: 1, 2: 2}
     for run in (Run(2, 5), Run(1, 4)):
-        monkeypatch.setattr(_life, "this_run", lambda run=run: run)
+        monkeypatch.setattr(_life, "current_job", lambda run=run: run)
         with story.body():
             pass
     with ExitStack() as bodies:
         for run in (Run(3, 6), Run(4, 7)):
-            monkeypatch.setattr(_life, "this_run", lambda run=run: run)
+            monkeypatch.setattr(_life, "current_job", lambda run=run: run)
             bodies.enter_context(story.body())
     await _life._check_end(story, Ended(3, JobDeadError("ValueError", "no")), 3)
     await _life._check_end(story, Ended(4, 5), 4)

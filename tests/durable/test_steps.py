@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.durable.conformance.bench import opening
 from tests.support.programs import PATIENCE
 from trio_lanes.durable import Finish, SqliteStore, Step, open_durable_lanes
-from trio_lanes.durable.testing._bench import opening
 
 
 async def test_submissions_of_one_transaction_need_the_step_that_claims_them_and_no_other(

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.durable.conformance.bench import LEASE, Played, opening, ticket
 from trio_lanes import RateLimit
 from trio_lanes.durable import (
     DurableState,
@@ -29,7 +30,6 @@ from trio_lanes.durable._contract.records import (
 from trio_lanes.durable.acts.inspection import JobsOf
 from trio_lanes.durable.acts.orders import Cancel, Configure, Requeue
 from trio_lanes.durable.acts.runs import LendSlot
-from trio_lanes.durable.testing._bench import LEASE, Played, opening, ticket
 
 
 def job(payload: int, **options: Any) -> SubmittedJob:

@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.durable.conformance.bench import Played
 from trio_lanes import RateLimit, UnknownLaneError
 from trio_lanes.durable import (
     DurableState,
@@ -30,7 +31,6 @@ from trio_lanes.durable._rules.rates import meters_of, names_of
 from trio_lanes.durable._rules.tables import FAIR_TURNS, HOLDS, LIMITS
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.orders import Pause
-from trio_lanes.durable.testing._bench import Played
 
 LIMIT = LaneLimit(
     1,

@@ -14,10 +14,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.durable.conformance.suite import durable_store_suite
 from tests.support.bodies import this_job
 from trio_lanes import Job, LaneConfig, LaneGroup, Lanes, RateLimit, open_lanes
 from trio_lanes.durable import MemoryStore
-from trio_lanes.durable.testing import durable_store_suite
 
 RATE = RateLimit(1, per=60, algorithm="sliding")
 

@@ -17,11 +17,11 @@ import trio
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from trio.testing import MockClock
 
+from tests.durable.conformance.suite import durable_store_suite
 from tests.monitor.test_browser import FLAGS, PATIENCE
 from tests.support.needs import chromium
 from trio_lanes import Problem, open_lanes
 from trio_lanes.durable import DurableLanes, MemoryStore
-from trio_lanes.durable.testing import durable_store_suite
 from trio_lanes.monitor import serve_monitor
 
 from .test_incidents import INCIDENTS

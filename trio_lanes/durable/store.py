@@ -1,6 +1,6 @@
 """What the author of a store needs: the `Store` protocol, its records, and the errors it raises.
 
-`trio_lanes.durable.testing.durable_store_suite` makes the tests that a store must pass.
+The tests that a store must pass are in `tests/durable/conformance` of a checkout.
 """
 
 from ._contract.act import Act as Act

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.durable.conformance.bench import LEASE, Bench, new_job
 from tests.durable.newcomers import FIRST, all_dead, newcomers
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
@@ -17,7 +18,6 @@ from trio_lanes.durable import (
     current_job,
     open_durable_lanes,
 )
-from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
 
 from .clock import EPOCH, TABLE, StoreClock
 from .server import Server, programs

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.durable.conformance.suite import durable_store_suite
 from trio_lanes.durable import PostgresStore
-from trio_lanes.durable.testing import durable_store_suite
 
 from .clock import StoreClock
 from .server import Server

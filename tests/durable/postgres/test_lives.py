@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.durable.conformance.twins import compare_stores
 from tests.durable.planted import memory
 from trio_lanes.durable import PostgresStore
-from trio_lanes.durable.testing import Life, compare_stores, simulate
+from trio_lanes.durable.testing import Life, simulate
 
 from . import in_loop
 from .clock import StoreClock

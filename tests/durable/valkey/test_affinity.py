@@ -8,9 +8,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from tests.durable.conformance.bench import Played, opening
 from tests.support.programs import PATIENCE
 from trio_lanes.durable import LaneLimit, ValkeyStore, open_durable_lanes
-from trio_lanes.durable.testing._bench import Played, opening
 
 from ..test_affinity import claim, pages, settle, turn
 from .server import Server

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import trio
 
+from tests.durable.conformance.bench import Played, opening
 from trio_lanes.durable import CheckReport, SubmittedJob, ValkeyStore
 from trio_lanes.durable.acts.inspection import AllInstances, Check, Repair
-from trio_lanes.durable.testing._bench import Played, opening
 
 from .server import Server
 

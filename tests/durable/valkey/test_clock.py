@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
+from tests.durable.conformance.bench import LEASE, Bench, new_job
 from tests.durable.newcomers import FIRST, all_dead, newcomers
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import Retry, ValkeyStore, current_job
-from trio_lanes.durable.testing._bench import LEASE, Bench, new_job
 
 from .clock import BOUNDED, EPOCH, StoreClock
 from .place import Place

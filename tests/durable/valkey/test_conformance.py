@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.twins import compare_stores
 from trio_lanes.durable import ValkeyStore
-from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
 from ..test_conformance import memory
 from .place import Place

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from tests.durable.cancelled import cancel_calls, cancel_open, submitted_at_last
+from tests.durable.conformance.bench import Played, opening, ticket
 from tests.support.chaos import number
 from trio_lanes.durable import (
     DurableState,
@@ -32,7 +33,6 @@ from trio_lanes.durable._valkey.script import Script
 from trio_lanes.durable.acts.inspection import Check, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.runs import Compare
-from trio_lanes.durable.testing._bench import Played, opening, ticket
 
 from .clock import EPOCH, KEY, on_test_time
 from .proxy import Proxy

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import trio
 
+from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.twins import compare_stores
 from tests.durable.newcomers import all_dead, newcomers
 from tests.durable.planted import memory
 from trio_lanes.durable._valkey import script
-from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
 from . import (
     clock,

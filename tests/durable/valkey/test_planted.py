@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.twins import compare_stores
 from trio_lanes.durable import ValkeyStore
 from trio_lanes.durable._valkey.script import Script
-from trio_lanes.durable.testing import compare_stores, durable_store_suite
 
 from ..test_conformance import memory
 from .clock import SCRIPT

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import trio
 
+from tests.durable.conformance.bench import Played, opening, ticket
 from trio_lanes import RateLimit
 from trio_lanes.durable import (
     DurableState,
@@ -25,7 +26,6 @@ from trio_lanes.durable.acts.logs import LogPage, WriteLog
 from trio_lanes.durable.acts.orders import Clear, Configure, Pause
 from trio_lanes.durable.acts.runs import Checkpoint, LendSlot, RegainSlot, Send
 from trio_lanes.durable.store import MESSAGES_KEPT, PAGE
-from trio_lanes.durable.testing._bench import Played, opening, ticket
 
 from .clock import EPOCH, KEY
 from .place import Place

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.durable.conformance.bench import Played, ticket
 from trio_lanes import RateLimit
 from trio_lanes._config.exact import exact
 from trio_lanes._limits.calendar import CalendarWindow
 from trio_lanes._limits.rate import Rates
 from trio_lanes.durable.acts.locks import Release, Settle, Spend
-from trio_lanes.durable.testing._bench import Played, ticket
 
 from ..test_rates import RUNS_OVER, STARTS, STARTS_THAT_RUN_OVER, Starts, less_of, limits
 from .place import Place

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import trio
 
+from tests.durable.conformance.bench import opening
 from tests.support.needs import need
 from trio_lanes.durable import (
     DurableLanes,
@@ -20,7 +21,6 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._valkey.errors import RIGHTS
 from trio_lanes.durable._valkey.script import Kept, Script, source
-from trio_lanes.durable.testing._bench import opening
 
 from .server import Server, programs
 from .test_calls import calls

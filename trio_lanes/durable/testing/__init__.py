@@ -1,9 +1,7 @@
-"""Tests for authors of stores and users: the conformance suite, faulty clusters, random lives."""
+"""For tests of handlers: faulty clusters on virtual time, and random lives."""
 
 from ._cluster import NO_FAULTS, Cluster, ClusterStore, Faults, open_cluster
 from ._life import Life, shrink, simulate
-from ._suite import durable_store_suite
-from ._twins import compare_stores
 
 __all__ = [
     "NO_FAULTS",
@@ -11,8 +9,6 @@ __all__ = [
     "ClusterStore",
     "Faults",
     "Life",
-    "compare_stores",
-    "durable_store_suite",
     "open_cluster",
     "shrink",
     "simulate",

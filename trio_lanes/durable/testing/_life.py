@@ -39,8 +39,8 @@ from .. import (
     Retry,
     RetryPolicy,
     StoreUnavailableError,
+    current_job,
 )
-from ._bench import this_run
 from ._cluster import NO_FAULTS, Cluster, ClusterStore, Faults, open_cluster
 
 OpenStore: TypeAlias = Callable[[], AbstractAsyncContextManager[ClusterStore]]
@@ -109,7 +109,8 @@ class _Story:
     @contextmanager
     def body(self) -> Iterator[DurableRun]:
         """Note what the body of a job sees, which is the block."""
-        run = this_run()
+        run = current_job()
+        assert run is not None
         self.ran.add(run.id)
         for fence, body in self._trusted().items():
             if body.id == run.id or (body.session is not None and body.session == run.session):

@@ -8,14 +8,23 @@ from typing import Any
 
 import trio
 
-from ... import RateLimit
-from .. import DurableState, Finish, LaneLimit, Selection, Step, SubmittedJob, Succeeded
-from ..acts.inspection import AllInstances, AllLanes, AllStatistics, StatusOf
-from ..acts.jobs import Enqueue
-from ..acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
-from ..acts.runs import Checkpoint, LendSlot, RegainSlot
-from ..store import STEP_BYTES
-from ._bench import RETURNED, STOP, Bench, Played, ends, new_job, opening, ticket
+from trio_lanes import RateLimit
+from trio_lanes.durable import (
+    DurableState,
+    Finish,
+    LaneLimit,
+    Selection,
+    Step,
+    SubmittedJob,
+    Succeeded,
+)
+from trio_lanes.durable.acts.inspection import AllInstances, AllLanes, AllStatistics, StatusOf
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
+from trio_lanes.durable.acts.runs import Checkpoint, LendSlot, RegainSlot
+from trio_lanes.durable.store import STEP_BYTES
+
+from .bench import RETURNED, STOP, Bench, Played, ends, new_job, opening, ticket
 
 
 class AgainStories(Bench):

@@ -6,9 +6,10 @@ import math
 import re
 from typing import Any
 
-from ... import Cause, LaneConfig, LaneGroup, RateLimit
-from .. import DurableLanes, ResultGoneError, RetryPolicy
-from ._bench import ONCE, Bench, new_job, this_run
+from trio_lanes import Cause, LaneConfig, LaneGroup, RateLimit
+from trio_lanes.durable import DurableLanes, ResultGoneError, RetryPolicy
+
+from .bench import ONCE, Bench, new_job, this_run
 
 Reason = tuple[str, str, int | None]
 RATE = RateLimit(1, per=60.0, algorithm="sliding")

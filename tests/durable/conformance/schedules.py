@@ -6,11 +6,18 @@ from typing import Any, Final
 
 import attrs
 
-from .. import DurableSchedule, DurableState
-from ..acts.jobs import Enqueue
-from ..acts.schedules import DropSchedule, FireSchedule, PauseSchedule, PutSchedule, SchedulesOf
-from ..store import LISTED, SubmittedJob
-from ._bench import STOP, Bench, Played, new_job
+from trio_lanes.durable import DurableSchedule, DurableState
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.schedules import (
+    DropSchedule,
+    FireSchedule,
+    PauseSchedule,
+    PutSchedule,
+    SchedulesOf,
+)
+from trio_lanes.durable.store import LISTED, SubmittedJob
+
+from .bench import STOP, Bench, Played, new_job
 
 FAR: Final = 10**6
 """Seconds between two due times of a schedule that no instance fires in a test."""

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import trio
 
-from ... import JobCancelledError
-from .. import Claim, DurableState, JobDeadError, Postponed, Released, Succeeded
-from ..acts.inspection import AllInstances, Check, StatusOf
-from ..acts.orders import Cancel
-from ..acts.runs import Checkpoint, Compare, LendSlot, RegainSlot
-from ._bench import LEASE, RETURNED, STOP, Bench, Played, ends, new_job
+from trio_lanes import JobCancelledError
+from trio_lanes.durable import Claim, DurableState, JobDeadError, Postponed, Released, Succeeded
+from trio_lanes.durable.acts.inspection import AllInstances, Check, StatusOf
+from trio_lanes.durable.acts.orders import Cancel
+from trio_lanes.durable.acts.runs import Checkpoint, Compare, LendSlot, RegainSlot
+
+from .bench import LEASE, RETURNED, STOP, Bench, Played, ends, new_job
 
 
 async def does_nothing(store: Played, run: Claim) -> None:

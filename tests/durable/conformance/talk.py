@@ -9,8 +9,8 @@ import attrs
 import trio
 import trio.testing
 
-from ... import JobCancelledError
-from .. import (
+from trio_lanes import JobCancelledError
+from trio_lanes.durable import (
     DurableLanes,
     DurableState,
     Failed,
@@ -26,11 +26,12 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
-from ..acts.inspection import StatusOf
-from ..acts.orders import Cancel
-from ..acts.runs import Checkpoint, EmitEvent, Send, Take
-from ..store import EVENT_BYTES, EVENTS_KEPT, LISTED, STEP_BYTES
-from ._bench import LEASE, Bench, new_job, this_run
+from trio_lanes.durable.acts.inspection import StatusOf
+from trio_lanes.durable.acts.orders import Cancel
+from trio_lanes.durable.acts.runs import Checkpoint, EmitEvent, Send, Take
+from trio_lanes.durable.store import EVENT_BYTES, EVENTS_KEPT, LISTED, STEP_BYTES
+
+from .bench import LEASE, Bench, new_job, this_run
 
 TAKEN = json.dumps({"by": 1, "reason": "collected"})
 WAITING, PARKED, RUNNING = DurableState.WAITING, DurableState.PARKED, DurableState.RUNNING

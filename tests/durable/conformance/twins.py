@@ -20,8 +20,8 @@ import attrs
 import trio
 import trio.testing
 
-from ... import Coalesce, LaneError, RateLimit
-from .. import (
+from trio_lanes import Coalesce, LaneError, RateLimit
+from trio_lanes.durable import (
     Cancelled,
     Died,
     DurableSchedule,
@@ -39,9 +39,9 @@ from .. import (
     SubmittedJob,
     Succeeded,
 )
-from ..acts import inspection
-from ..acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend, Withdraw
-from ..acts.orders import (
+from trio_lanes.durable.acts import inspection
+from trio_lanes.durable.acts.locks import Acquire, Grant, LevelsOf, Release, Settle, Spend, Withdraw
+from trio_lanes.durable.acts.orders import (
     AbortRun,
     Cancel,
     Clear,
@@ -53,10 +53,17 @@ from ..acts.orders import (
     Requeue,
     Resume,
 )
-from ..acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
-from ..acts.schedules import DropSchedule, FireSchedule, PauseSchedule, PutSchedule, SchedulesOf
-from ..store import PAGE, REMEMBERED_FOR, Act
-from ._bench import ERROR, STOP, MakeStore, Played
+from trio_lanes.durable.acts.runs import Checkpoint, EmitEvent, LendSlot, RegainSlot, Send, Take
+from trio_lanes.durable.acts.schedules import (
+    DropSchedule,
+    FireSchedule,
+    PauseSchedule,
+    PutSchedule,
+    SchedulesOf,
+)
+from trio_lanes.durable.store import PAGE, REMEMBERED_FOR, Act
+
+from .bench import ERROR, STOP, MakeStore, Played
 
 OUTCOMES: Final = (
     Succeeded("1"),

@@ -7,22 +7,22 @@ from typing import Any, Final, TypeAlias
 
 import trio.testing
 
-from ._again import AgainStories
-from ._bench import REAL_PAUSE, MakeStore, plain_tests
-from ._blockers import BlockerStories
-from ._children import ChildrenStories
-from ._control import ControlStories
-from ._crash import CrashStories
-from ._fair import FairStories
-from ._keys import KeyStories
-from ._limits import LimitStories
-from ._locks import LockStories
-from ._names import NameStories
-from ._quotas import QuotaStories
-from ._schedules import ScheduleStories
-from ._talk import TalkStories
-from ._tickets import TicketStories
-from ._work import WorkStories
+from .again import AgainStories
+from .bench import REAL_PAUSE, MakeStore, plain_tests
+from .blockers import BlockerStories
+from .children import ChildrenStories
+from .control import ControlStories
+from .crash import CrashStories
+from .fair import FairStories
+from .keys import KeyStories
+from .limits import LimitStories
+from .locks import LockStories
+from .names import NameStories
+from .quotas import QuotaStories
+from .schedules import ScheduleStories
+from .talk import TalkStories
+from .tickets import TicketStories
+from .work import WorkStories
 
 MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
 STORIES: Final = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import trio
 
-from ... import JobCancelledError, LaneDeadlockError
-from .. import (
+from trio_lanes import JobCancelledError, LaneDeadlockError
+from trio_lanes.durable import (
     Children,
     DurableJob,
     DurableJobError,
@@ -18,7 +18,8 @@ from .. import (
     RetryPolicy,
     UnknownHandlerError,
 )
-from ._bench import Bench, new_job, this_run
+
+from .bench import Bench, new_job, this_run
 
 WAITING, RUNNING, SUCCEEDED = DurableState.WAITING, DurableState.RUNNING, DurableState.SUCCEEDED
 

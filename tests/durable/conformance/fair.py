@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import attrs
 
-from ... import Job, LaneConfig, Lanes, open_lanes
-from .. import DurableJob, DurableLanes, LaneLimit, Released
-from ..acts.orders import Configure, Pause, PutFirst, Resume
-from ._bench import Bench, new_job
+from trio_lanes import Job, LaneConfig, Lanes, open_lanes
+from trio_lanes.durable import DurableJob, DurableLanes, LaneLimit, Released
+from trio_lanes.durable.acts.orders import Configure, Pause, PutFirst, Resume
+
+from .bench import Bench, new_job
 
 WEIGHTS: Final[list[dict[str, float]]] = [
     {},

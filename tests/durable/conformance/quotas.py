@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import trio
 
-from ... import RateLimit
-from .. import BudgetSpentError, Quota, QuotaLevel
-from ..acts.inspection import AllStatistics
-from ..acts.locks import Grant, LevelsOf, Release, ResetQuota, Settle, Spend
-from ..store import LISTED
-from ._bench import Played
-from ._locks import LockStories
+from trio_lanes import RateLimit
+from trio_lanes.durable import BudgetSpentError, Quota, QuotaLevel
+from trio_lanes.durable.acts.inspection import AllStatistics
+from trio_lanes.durable.acts.locks import Grant, LevelsOf, Release, ResetQuota, Settle, Spend
+from trio_lanes.durable.store import LISTED
+
+from .bench import Played
+from .locks import LockStories
 
 FIVE = RateLimit(5, per=10.0, unit="tokens", algorithm="sliding")
 LEAKING = RateLimit(29, per=10.0, burst=20, unit="tokens")  # one a second

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import trio
 
-from ... import (
+from trio_lanes import (
     JobCancelledError,
     LaneClearedError,
     LaneConfig,
@@ -19,7 +19,7 @@ from ... import (
     RateLimit,
     UnknownLaneError,
 )
-from .. import (
+from trio_lanes.durable import (
     Cancelled,
     Died,
     DurableJobError,
@@ -39,11 +39,12 @@ from .. import (
     UnknownHandlerError,
     current_job,
 )
-from ..acts.inspection import AllStatistics, JobsOf, StatusOf
-from ..acts.orders import Cancel, Clear, Configure, Purge, Requeue
-from ..acts.schedules import PutSchedule, SchedulesOf
-from ..store import LISTED, PAGE
-from ._bench import ERROR, ONCE, STOP, Bench, ends, new_job, this_run
+from trio_lanes.durable.acts.inspection import AllStatistics, JobsOf, StatusOf
+from trio_lanes.durable.acts.orders import Cancel, Clear, Configure, Purge, Requeue
+from trio_lanes.durable.acts.schedules import PutSchedule, SchedulesOf
+from trio_lanes.durable.store import LISTED, PAGE
+
+from .bench import ERROR, ONCE, STOP, Bench, ends, new_job, this_run
 
 
 def failing(bench: Bench) -> dict[str, Any]:

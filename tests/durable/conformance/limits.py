@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from ... import (
+from trio_lanes import (
     LaneClearedError,
     LaneConfig,
     LaneDeadlockError,
@@ -16,9 +16,10 @@ from ... import (
     RateLimit,
     UnknownLaneError,
 )
-from .. import DurableLanes, DurableState, LaneLimit
-from ..acts.orders import Configure
-from ._bench import Bench, new_job, this_run
+from trio_lanes.durable import DurableLanes, DurableState, LaneLimit
+from trio_lanes.durable.acts.orders import Configure
+
+from .bench import Bench, new_job, this_run
 
 TWO_IN_ONE_SECOND = RateLimit(2, per=1.0, algorithm="sliding")
 

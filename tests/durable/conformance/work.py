@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ... import LaneConfig, LaneFullError, LaneGroup, RateLimit, UnknownLaneError
-from .. import (
+from trio_lanes import LaneConfig, LaneFullError, LaneGroup, RateLimit, UnknownLaneError
+from trio_lanes.durable import (
     DurableJobError,
     DurableState,
     JobDeadError,
@@ -20,7 +20,8 @@ from .. import (
     RetryPolicy,
     Submission,
 )
-from ._bench import ONCE, Bench, new_job, this_run
+
+from .bench import ONCE, Bench, new_job, this_run
 
 SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar, final
 import trio
 import trio.testing
 
-from .. import (
+from trio_lanes.durable import (
     Claim,
     DurableJob,
     DurableLanes,
@@ -38,8 +38,8 @@ from .. import (
     current_job,
     open_durable_lanes,
 )
-from ..acts.jobs import Enqueue
-from ..store import Act
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.store import Act
 
 T = TypeVar("T")
 MakeStore: TypeAlias = Callable[[Path], Store]

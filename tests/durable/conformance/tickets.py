@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import attrs
 
-from ... import LaneError, RateLimit
-from .. import (
+from trio_lanes import LaneError, RateLimit
+from trio_lanes.durable import (
     Claim,
     Died,
     DurableBlocker,
@@ -18,12 +18,21 @@ from .. import (
     StoreUnavailableError,
     SubmittedJob,
 )
-from ..acts import VERBS
-from ..acts.inspection import AllLanes, AllStatistics, BlockersOf, Repair, StatusOf
-from ..acts.jobs import Enqueue
-from ..acts.locks import Acquire, Grant, LevelsOf, Release, ResetQuota, Settle, Spend, Withdraw
-from ..acts.logs import DropLog, LogPage, WriteLog
-from ..acts.orders import (
+from trio_lanes.durable.acts import VERBS
+from trio_lanes.durable.acts.inspection import AllLanes, AllStatistics, BlockersOf, Repair, StatusOf
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.locks import (
+    Acquire,
+    Grant,
+    LevelsOf,
+    Release,
+    ResetQuota,
+    Settle,
+    Spend,
+    Withdraw,
+)
+from trio_lanes.durable.acts.logs import DropLog, LogPage, WriteLog
+from trio_lanes.durable.acts.orders import (
     AbortRun,
     Cancel,
     Clear,
@@ -35,10 +44,25 @@ from ..acts.orders import (
     Requeue,
     Resume,
 )
-from ..acts.runs import Checkpoint, Compare, EmitEvent, LendSlot, RegainSlot, Send, Take
-from ..acts.schedules import DropSchedule, FireSchedule, PauseSchedule, PutSchedule, SchedulesOf
-from ..store import Act, Question
-from ._bench import ERROR, STOP, Bench, Played, new_job, ticket
+from trio_lanes.durable.acts.runs import (
+    Checkpoint,
+    Compare,
+    EmitEvent,
+    LendSlot,
+    RegainSlot,
+    Send,
+    Take,
+)
+from trio_lanes.durable.acts.schedules import (
+    DropSchedule,
+    FireSchedule,
+    PauseSchedule,
+    PutSchedule,
+    SchedulesOf,
+)
+from trio_lanes.durable.store import Act, Question
+
+from .bench import ERROR, STOP, Bench, Played, new_job, ticket
 
 DOLLARS_A_DAY: Final = (RateLimit(10, per="day", unit="usd"),)
 NO_LOCK: Final[tuple[None, tuple[RateLimit, ...], dict[str, int]]] = None, (), {}

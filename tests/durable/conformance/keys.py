@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import Coalesce, LaneConfig, LaneFullError
-from .. import DurableState, JobDeadError, JobExpiredError, KeyConflictError, Retry, Submission
-from ..acts.jobs import Enqueue
-from ..acts.orders import Cancel
-from ._bench import ONCE, STOP, Bench, new_job, this_run, ticket
+from trio_lanes import Coalesce, LaneConfig, LaneFullError
+from trio_lanes.durable import (
+    DurableState,
+    JobDeadError,
+    JobExpiredError,
+    KeyConflictError,
+    Retry,
+    Submission,
+)
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.orders import Cancel
+
+from .bench import ONCE, STOP, Bench, new_job, this_run, ticket
 
 
 class KeyStories(Bench):

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import trio
 
-from ... import LaneConfig, LaneGroup, RateLimit
-from .. import DurableJobError, DurableLanes, DurableState, NoRetry
-from ._bench import Bench, this_run
+from trio_lanes import LaneConfig, LaneGroup, RateLimit
+from trio_lanes.durable import DurableJobError, DurableLanes, DurableState, NoRetry
+
+from .bench import Bench, this_run
 
 LENGTH: Final = 1_000
 REFUSED: Final = ("a\0b", "ä\0b", "a\ud800b", "x" * (LENGTH + 1), "ä" * (LENGTH + 1))

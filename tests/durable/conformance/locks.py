@@ -10,14 +10,15 @@ from typing import Any
 
 import trio
 
-from ... import RateLimit
-from .. import DurableLanes, QuotaLevel
-from ..acts.inspection import AllStatistics
-from ..acts.locks import Acquire, LevelsOf, Release, ResetQuota, Settle, Spend
-from ..acts.logs import DropLog, LogPage, WriteLog
-from ..acts.runs import Compare
-from ..store import LISTED, REQUESTS_LISTED, STEP_BYTES
-from ._bench import Bench, ticket
+from trio_lanes import RateLimit
+from trio_lanes.durable import DurableLanes, QuotaLevel
+from trio_lanes.durable.acts.inspection import AllStatistics
+from trio_lanes.durable.acts.locks import Acquire, LevelsOf, Release, ResetQuota, Settle, Spend
+from trio_lanes.durable.acts.logs import DropLog, LogPage, WriteLog
+from trio_lanes.durable.acts.runs import Compare
+from trio_lanes.durable.store import LISTED, REQUESTS_LISTED, STEP_BYTES
+
+from .bench import Bench, ticket
 
 TOKENS = RateLimit(100, per=100.0, burst=1, unit="tokens")
 SLIDING = RateLimit(2, per=10.0, algorithm="sliding")
