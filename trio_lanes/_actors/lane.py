@@ -60,6 +60,7 @@ class LaneActor(Actor):
     __slots__ = (
         "_ask",
         "_name",
+        "_noted",
         "_order",
         "abandoned",
         "bound",
@@ -67,6 +68,7 @@ class LaneActor(Actor):
         "cancelling",
         "defaults",
         "delayed",
+        "ended_at",
         "exempt",
         "failed",
         "finished",
@@ -137,6 +139,9 @@ class LaneActor(Actor):
         self.room_heads: Backlog[SessionActor | None] = Backlog()
         self.readmitting = 0  # running jobs that stand in its line again
         self.finished = 0  # jobs that had started, ever
+        # When one of these ended last, where its end lets none start; else a start says as much
+        self.ended_at = -math.inf
+        self._noted = 0  # jobs that had ended then
         self.failed = 0  # of these: FAILED
         self.cancelled = 0  # jobs, ever, whether they had started or not
         self.withdrawn = 0  # of these: that had not started
@@ -254,6 +259,18 @@ class LaneActor(Actor):
         jobs.sort(key=lambda job: job.id)  # borrowers are in no order that comes back
         # A job that wants a slot of a shared limiter back is both, once its token is there.
         return list(dict.fromkeys([*jobs, *self.without_slot]))
+
+    def moved_at(self) -> float:
+        """Return when a job of it has started, ended or made progress last: as far as is known
+        while one that waits for a slot or a token of the group is the first of its line.
+
+        An end that has let another job start is not noted: the start is. It reads the running jobs.
+        """
+        moved_at = self.ended_at
+        for job in self.running_jobs():
+            at = job._progress_at  # of one that lends its slot: infinite
+            moved_at = max(moved_at, (job.started_at or 0.0) if at == math.inf else at)
+        return moved_at
 
     # ---- long waits
 
@@ -452,6 +469,8 @@ class LaneActor(Actor):
     def head(self, now: float) -> AnyJob | None:
         """Return the head of the line if at most a shared limiter or a group stops it."""
         self.wake_at = math.inf
+        if self.finished != self._noted:  # what was freed may be for a sibling, or for other code
+            self._noted, self.ended_at = self.finished, now
         head = None
         if (
             self.slots < self.concurrency
@@ -522,6 +541,8 @@ class LaneActor(Actor):
             self.without_slot[job] = None
             job._arrival = 0  # of its start; a readmission gives it another arrival
         self.slots -= 1
+        if self.slots >= self.concurrency:  # which was lowered
+            self.ended_at = trio.current_time()
         if self.group is not None:
             self.group.give_token_back(self.label)
         if not self.touched:
@@ -571,6 +592,7 @@ class LaneActor(Actor):
         del self.without_slot[job]
         job._slot = NONE
         self.finished += 1
+        self.ended_at = trio.current_time()
         self.cancelling.discard(job)
         self.touch()
 

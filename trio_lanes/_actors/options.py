@@ -13,6 +13,7 @@ from .._config import check as _check
 from .._config.coalesce import Coalesce
 from .._config.exact import Amount
 from .._config.names import resolve_global_lane
+from .._config.reasons import STANDSTILL_AFTER
 from .._limits.adaptive import Adaptive
 from .._limits.rate import ONE_REQUEST, RateLimit, costs_of, rate_limits
 
@@ -104,6 +105,12 @@ class LaneConfig:
     silent where a rate or a pause alone holds the job."""
     overdue_after: float = attrs.field(default=10.0, validator=_check.field(_check.seconds))
     """Seconds by which a body may outlive its cancellation before ``job_overdue`` is called."""
+    standstill_after: float = attrs.field(
+        default=STANDSTILL_AFTER, validator=_check.field(_check.positive_seconds)
+    )
+    """Seconds without a start, an end or a `Job.progress` of its jobs after which it is a problem
+    (`Lanes.health`) that jobs wait for its slots; `math.inf`: never. Raise it where honest bodies
+    take longer, and tell of no progress."""
     paused: bool = attrs.field(default=False, validator=_check.field(_check.boolean))
     """Whether it begins paused, until `resume` or until `configure` changes this."""
     timeout: float = attrs.field(

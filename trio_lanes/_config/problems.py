@@ -21,12 +21,13 @@ class Problem:
     """Something that is wrong; `str` is the line that a person reads."""
 
     kind: str
-    """``"overdue"``: a body has outlived its timeout or its cancellation. ``"pause"``: until it is
-    resumed. ``"concurrency"``, ``"group"``: of 0. ``"rate"``: a job is held longer than the limit's
-    ``per``. ``"stalled"``: a job waits, and has no reason to. ``"deadlock"``. Of durable lanes as
-    well: ``"dead"``: a dead job keeps its session closed. ``"handler"``: no live instance has it.
-    ``"instance"``: none lives. ``"capacity"``: none has room. ``"gone"``: the instance of a run.
-    ``"slow"``: the store."""
+    """``"overdue"``: a body outlives its timeout or its cancellation. ``"standstill"``: jobs wait
+    for the slots of a lane, and nothing of it has started, ended or made progress for its
+    ``standstill_after``. ``"pause"``: until it is resumed. ``"concurrency"``, ``"group"``: of 0.
+    ``"rate"``: a job is held longer than the limit's ``per``. ``"stalled"``: a job waits, and has
+    no reason to. ``"deadlock"``. Of durable lanes as well: ``"dead"``: a dead job keeps its session
+    closed. ``"handler"``: no live instance has it. ``"instance"``: none lives. ``"capacity"``: none
+    has room. ``"gone"``: the instance of a run. ``"slow"``: the store."""
     lane: str
     """The name of the lane, or the session lane; empty: of all."""
     text: str
@@ -74,6 +75,22 @@ def problem_of(
             text = f"{wait}; {cause}{', until it is resumed' if cause.kind == 'pause' else ''}"
             return Problem(cause.kind, cause.lane, text, cause.advice, job)
     return None
+
+
+def standstill_of(lane: str, waiting: int, still: float, job: int, cause: Cause | None) -> Problem:
+    """Return that nothing of a lane has moved, though jobs wait for its slots.
+
+    Args:
+      still: seconds for which nothing has.
+      job: the first that waits.
+      cause: the root of its wait, if there is one.
+    """
+    text = f"nothing of {lane!r} has started, ended or made progress for {in_words(still)}, and "
+    text += f"{waiting:,} wait" if cause is None else f"{waiting:,} wait; {cause}"
+    advice = f"raise standstill_after of {lane!r} if its jobs may take so long"
+    if cause is not None and cause.advice is not None:
+        advice = f"{cause.advice}; {advice}"
+    return Problem("standstill", lane, text, advice, job)
 
 
 def distinct(problems: Iterable[Problem | None], unseen: int) -> Problems:

@@ -34,8 +34,9 @@ REMEDIES: Final[Mapping[str, str]] = {
 }
 """What would help at the root of a wait, by `Cause.kind`. No advice breaks an order."""
 
-HUNG_AFTER: Final = 300.0
-"""After this many seconds without a sign of life, the holders of all slots are taken for hung.
+STANDSTILL_AFTER: Final = 300.0
+"""After this many seconds without a sign of life, unless a lane says otherwise, the holders of all
+slots are taken for hung.
 
 Then a slot more would hang like the others: the advice is to end one of them."""
 

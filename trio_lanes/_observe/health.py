@@ -2,7 +2,8 @@
 
 A wait is no problem because it is long: what it waits for may be at work, or be over by itself. So
 the longest wait of each lane is followed to its roots, and so is that of the first job of its line:
-of the `_MOST_LANES` lanes that have waited longest, as no other task runs meanwhile.
+of the `_MOST_LANES` lanes that have waited longest, as no other task runs meanwhile. Of those, a
+wait for slots is one if nothing of the lane has moved for its ``standstill_after``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import Final
 
 from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
-from .._config.problems import PROBLEM_AFTER, Problem, Problems, distinct, problem_of
+from .._config.problems import (
+    PROBLEM_AFTER,
+    Problem,
+    Problems,
+    distinct,
+    problem_of,
+    standstill_of,
+)
 from .._config.reasons import in_words
 
 _MOST_LANES: Final = 100
@@ -37,12 +45,32 @@ def health(lanes: Iterable[LaneActor], now: float) -> Problems:
         waited = max((now - job._waiting_since for job in jobs), default=0.0)
         if waited > PROBLEM_AFTER:
             late.append((waited, lane.name, lane, jobs))
-    for _, _, lane, jobs in nlargest(_MOST_LANES, late):
+    for waited, _, lane, jobs in nlargest(_MOST_LANES, late):
         served = [actor for actor in (lane, lane.group) if actor is not None]
         rates = [limit.longest for actor in served for limit, *_ in actor.rates.left(now)]
         longest = max(rates, default=math.inf)
-        for one in jobs:
-            waited = now - one._waiting_since
-            if waited > PROBLEM_AFTER:
-                found.append(problem_of(one.id, one.lane, waited, one.root_causes(), longest))
+        causes = {job: job.root_causes() for job in jobs}
+        still = _stands_still_for(lane, waited, now)
+        if still >= lane.config.standstill_after:
+            first = jobs[-1]  # of its line
+            slots = next((one for one in causes[first] if one.kind != "rate"), None)
+            found.append(standstill_of(lane.name, lane.waiting, still, first.id, slots))
+        for job, roots in causes.items():
+            waits = now - job._waiting_since
+            if waits > PROBLEM_AFTER:
+                found.append(problem_of(job.id, job.lane, waits, roots, longest))
     return distinct(found, max(0, len(late) - _MOST_LANES))
+
+
+def _stands_still_for(lane: LaneActor, waited: float, now: float) -> float:
+    """Return for how long nothing of ``lane`` has moved; 0 unless its first waits for a slot."""
+    group = lane.group
+    if not lane.waiting or not lane.line or lane.paused:
+        return 0.0
+    if lane.limiter.available_tokens >= 1:
+        if group is None or group.has_budget or not group.config.concurrency:
+            return 0.0
+    elif not lane.limiter.total_tokens:
+        return 0.0
+    # where nothing of it runs, as others have all slots, it is still since it has something to do
+    return now - max(lane.moved_at(), -math.inf if lane.active else now - waited)

@@ -18,7 +18,6 @@ where it was cut.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise, takewhile
 from typing import Any, Final, TypeAlias, final
@@ -32,7 +31,7 @@ from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 from .._actors.wait import RoomRequest
-from .._config.reasons import HUNG_AFTER, Cause, before_it, cause_at, in_words
+from .._config.reasons import Cause, before_it, cause_at, in_words
 from .needs import can_continue
 
 _MOST_CAUSES: Final = 8
@@ -143,8 +142,11 @@ class _Roots:
 
     def _hung(self, holders: list[AnyJob]) -> bool:
         """Return whether none of ``holders`` has started or made progress for long."""
-        signs = (max(job.started_at or 0, job._progress_at) for job in holders)
-        return self._now - max(signs, default=math.inf) >= HUNG_AFTER
+        return bool(holders) and all(
+            self._now - max(job.started_at or 0, job._progress_at)
+            >= job._lane.config.standstill_after
+            for job in holders
+        )
 
     def _room(self, request: RoomRequest, way: _Way) -> Iterator[Cause]:
         name, jobs = request.actor.name, [*islice(request.actor.waiting_jobs(), _FEW)]

@@ -278,7 +278,7 @@ def test_a_weight_is_for_an_owner_that_is_a_string(bad: Any) -> None:
         LaneConfig(weights={"gold": 1, bad: 2})
 
 
-@pytest.mark.parametrize("field", ["warn_after", "overdue_after", "aging"])
+@pytest.mark.parametrize("field", ["warn_after", "overdue_after", "aging", "standstill_after"])
 def test_a_config_has_no_more_seconds_than_a_clock_can_tell(field: str) -> None:
     with pytest.raises(ValueError, match=names(field, TOO_LONG)):
         LaneConfig(**{field: TOO_LONG})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 
 from ... import Cause
 from ..._config.names import SESSION_PREFIX, template_of
-from ..._config.reasons import HUNG_AFTER, REMEDIES, before_it, cause_at, in_words
+from ..._config.reasons import REMEDIES, STANDSTILL_AFTER, before_it, cause_at, in_words
 from ..._limits.rate import REQUESTS
 from .._contract.errors import ResultGoneError
 from .._contract.protocol import PAGE
@@ -192,7 +192,7 @@ class _RootSearch:
     async def _hangs(self, lane: str) -> bool:
         """Return whether all runs of a lane began long ago; that of a job may be among them."""
         runs = await self._lanes.jobs(lane, states=(RUNNING,), limit=PAGE)
-        return all(self._now - run.history[-1].started_at >= HUNG_AFTER for run in runs)
+        return all(self._now - run.history[-1].started_at >= STANDSTILL_AFTER for run in runs)
 
     def _body(self, status: DurableStatus, info: InstanceInfo | None, way: _Way) -> Cause:
         """Return the root of a run that waits for nothing, as far as the store knows."""
@@ -210,7 +210,7 @@ class _RootSearch:
             kind = "overdue"
             root += f", past its timeout of {in_words(status.timeout)}"
             advice = f"reset the lanes of {run.host} {run.pid}, or restart it"
-        elif since >= HUNG_AFTER:
+        elif since >= STANDSTILL_AFTER:
             advice += f", or reset the lanes of {run.host} {run.pid}"
         return cause_at(way, kind, status.lane, root, jobs=(status.id,), advice=advice)
 
