@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -584,6 +586,56 @@ async def test_a_message_whose_job_a_hook_resets_as_it_is_submitted_is_run(
         assert stage.started == [["hello"]]
         assert len(given_up) == 1
         await stage.end()
+
+
+@pytest.mark.parametrize("when", ["posted", "begun", "cancelled"])
+async def test_a_message_whose_job_a_hook_cancels_as_it_is_submitted_is_cancelled(
+    when: str, stage: Stage, autojump_clock: MockClock
+) -> None:
+    class CancelsOne(LaneInstrument):
+        armed = False
+
+        def job_submitted(self, job: Job[Any]) -> None:
+            if self.armed:
+                self.armed = False
+                job.cancel("by a hook")
+
+    hook = CancelsOne()
+    async with open_lanes(instruments=[hook]) as lanes:
+        inbox = await busy(lanes, stage, when_busy=FOLLOWUP)
+        hook.armed = when == "posted"
+        first = inbox.post("a")
+        if when != "posted":
+            second = inbox.post("b")
+            hook.armed = True
+            await stage.end()  # the turn of "a" begins, and "b" gets a job
+            assert stage.started == [["first"], ["a"]]
+            if when == "begun":
+                await stage.end()
+            else:
+                stage.turn.job.cancel()
+                await wait_all_tasks_blocked()
+            first = second
+        assert "cancelled" in repr(first)  # which asks nothing, unlike `outcome`
+        assert (await first.settled()).kind is SettledKind.CANCELLED
+        await stage.end()
+
+
+async def test_a_message_asks_twice_at_most_whether_a_job_has_ended(
+    lanes: Lanes, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done(job: Job[Any]) -> Any:
+        asked.append(sys._getframe(1).f_code.co_filename)
+        return is_done(job)
+
+    is_done, asked = Job.done.fget, list[str]()  # type: ignore[attr-defined]
+    inbox = Inbox(lanes, "alice", stage.handler)
+    monkeypatch.setattr(Job, "done", property(done))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(inbox.post("hello").settled)
+        await wait_all_tasks_blocked()
+        await stage.end()
+    assert 1 <= len([path for path in asked if "agents" in Path(path).parts]) <= 2
 
 
 async def test_a_message_that_cannot_be_kept_after_a_reset_is_cancelled(

@@ -260,7 +260,7 @@ class Inbox:
         if entry.goes_first and self._turn is not None:
             self._turn.abort("interrupted", rollback=mode is WhenBusy.ROLLBACK)
         self._arrange()
-        self._update()  # a hook may have settled the successor when it was submitted
+        self._hear()
 
     def _make_room(self) -> None:
         victim = self._queue.take_victim().item
@@ -293,7 +293,8 @@ class Inbox:
         self._queue.take(entry)
         self._settle(receipt, Settled(SettledKind.CANCELLED, error=JobCancelledError(reason)))
         self._arrange()
-        self._update()
+        self._hear()
+        self._tell_if_idle()
         return True
 
     # ---- holding
@@ -314,7 +315,7 @@ class Inbox:
             except LaneError:
                 self._is_held = True
                 raise
-            self._update()
+            self._hear()
 
     # ---- aborting
 
@@ -383,12 +384,19 @@ class Inbox:
         assert self._turn is not None
         return self._turn.job
 
+    def _hear(self) -> None:
+        """Update the inbox if a hook has settled the successor as it was submitted."""
+        if self._successor.is_unheard:
+            self._update()
+
     @enable_ki_protection
-    def _update(self) -> None:
+    def _update(self, settled: Job[None] | None = None) -> None:
         """Bring the inbox up to date with jobs that have settled outside of it.
 
-        Called when a job has settled, and before each query: a hook may query the inbox earlier.
+        Called once for each job when it has ``settled``, and before each query from outside, since
+        a hook may query the inbox earlier. What the inbox does inside of a job has been told.
         """
+        self._successor.is_unheard = False
         turn, job = self._turn, self._successor.job
         if turn is not None and turn.job.done:
             self._turn = None
@@ -396,6 +404,7 @@ class Inbox:
             self._settle_turn(turn, Settled(SettledKind.CANCELLED, error=error, turn=turn))
             if job is None:
                 self._continue(error)
+            self._tell_if_idle()
         if job is not None and job.done:
             self._successor.job = None
             error = job.exception
@@ -403,7 +412,6 @@ class Inbox:
                 self._continue(error)
             else:
                 self._cancel_queue(error)
-        self._tell_if_idle()
 
     def _tell_if_idle(self) -> None:
         """Tell the table of inboxes that this inbox keeps nothing."""
@@ -445,7 +453,7 @@ class Inbox:
         job = current_job()
         assert job is not None
         self._successor.begins(job)
-        self._update()
+        self._hear()
         if not self._is_due(due):
             return
         while True:
@@ -507,13 +515,13 @@ class Inbox:
             self._end(turn, Settled(kind, error=error, turn=turn))
             if own is raised and isinstance(raised, Exception):
                 return raised
-            self._update()
+            self._hear()
             self._continue(None)
             raise
 
     def _must_continue(self, job: Job[Any]) -> bool:
         """Whether ``job``, whose turn has ended, has to run the next turn too."""
-        self._update()
+        self._hear()
         if self._turn is not None or not self._queue:
             return False
         if job.cancel_called:  # a cancelled job can run no further turn
@@ -537,13 +545,13 @@ class Inbox:
         return [receipt.message for receipt in receipts]
 
     def _end(self, turn: Turn, settled: Settled) -> None:
-        self._update()
-        if self._turn is turn:
+        if self._turn is turn:  # else a reset has ended it
             self._turn = None
             self._settle_turn(turn, settled)
             if self._hold_on_failure and settled.kind is SettledKind.FAILED and self._queue:
                 self._is_held = True
                 self._arrange()
+            self._tell_if_idle()
 
     def _settle_turn(self, turn: Turn, settled: Settled) -> None:
         for receipt in turn._receipts:

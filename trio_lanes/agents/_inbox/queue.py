@@ -211,7 +211,7 @@ class MessageQueue(Generic[T]):
     @property
     def is_full(self) -> bool:
         """Whether ``cap`` messages wait."""
-        return len(self) >= self._options.cap
+        return len(self._by_item) >= self._options.cap
 
     def would_drop(self, mode: WhenBusy) -> bool:
         """Whether the overflow rule drops a new message of this mode."""

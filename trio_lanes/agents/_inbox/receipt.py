@@ -177,8 +177,9 @@ class Receipt:
           LaneDeadlockError: inside a job, if the wait would never end. A turn cannot wait for its
             own message, nor for a message that waits for the end of the turn.
         """
-        if self.outcome is not None:
+        if (outcome := self.outcome) is not None:
             await trio.lowlevel.checkpoint()
-        while (outcome := self.outcome) is None:
+        while outcome is None:
             await self._ending.wait_while(self._inbox._job_of(self))
+            outcome = self.outcome
         return outcome

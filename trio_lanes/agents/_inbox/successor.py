@@ -34,6 +34,7 @@ class Successor:
 
     def __init__(self, inbox: Inbox) -> None:
         self.job: Job[None] | None = None
+        self.is_unheard: bool = False  # whether a hook has settled a job before it was `job`
         self._due = NOW
         self._inbox: Final = inbox
 
@@ -87,8 +88,10 @@ class Successor:
             delay=max(0.0, due - now),
             name=inbox._turn_name,
         )
-        if not job.done:  # else the caller in the inbox updates itself afterwards
-            job.on_settled(lambda job: inbox._update())
+        if job.done:  # a hook has settled it
+            self.is_unheard = True
+        else:
+            job.on_settled(inbox._update)
         return job
 
 
