@@ -37,7 +37,7 @@ from .deadlock import JobWait
 
 if TYPE_CHECKING:
     from ... import Job
-    from .worker import Worker
+    from .job import DurableJob
 
 T = TypeVar("T")
 
@@ -60,6 +60,19 @@ class SendsHeaders(Protocol):
 
         An error that it raises is raised by `submit`.
         """
+
+
+class WorkerOfRun(Protocol):
+    """The worker of a run, as far as the run knows it."""
+
+    term: int
+    submit: Callable[..., Awaitable[DurableJob]]
+
+    @property
+    def capacity(self) -> int | float: ...
+    @property
+    def running(self) -> list[DurableRun]: ...
+    def next_step(self) -> trio.Event: ...
 
 
 @final
@@ -87,7 +100,7 @@ class DurableRun:
     _last_child = 0  # the number of the last child without a name
     _children_seen: tuple[int, int] = (0, 0)
 
-    def __init__(self, claim: Claim, store: Store, worker: Worker) -> None:
+    def __init__(self, claim: Claim, store: Store, worker: WorkerOfRun) -> None:
         self.id: Final = claim.id
         self.name: Final = claim.name
         self.session: Final = claim.session

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import trio
 
@@ -20,7 +20,7 @@ from .._contract.errors import StoreError, StoreUnavailableError
 from .._contract.protocol import Store
 from .._options.schedule import DurableSchedule, job_at, take_due
 from ..acts.schedules import FireSchedule, SchedulesOf
-from .worker import AGAIN_AFTER, Worker
+from .run import AGAIN_AFTER
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -28,11 +28,18 @@ OUTCOME: Final = json.dumps({"reason": "its schedule was due again"})
 """Of a job that the next one cancels."""
 
 
+class WorkerOfSchedules(Protocol):
+    """The worker of this instance, as far as its schedules know it."""
+
+    @property
+    def closed(self) -> bool: ...
+
+
 @final
 class Schedules:
     """The schedules of a store, as one instance fires them."""
 
-    def __init__(self, store: Store, worker: Worker) -> None:
+    def __init__(self, store: Store, worker: WorkerOfSchedules) -> None:
         self._store: Final = store
         self._worker: Final = worker
         self._at = math.inf  # on Trio's clock: when to look
