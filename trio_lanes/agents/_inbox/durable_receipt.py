@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, Protocol, final
 
 from trio_lanes import JobCancelledError
-from trio_lanes.durable import DurableJob, DurableJobError, DurableState, JobTakenError
+from trio_lanes.durable import (
+    DurableJob,
+    DurableJobError,
+    DurableLanes,
+    DurableState,
+    JobTakenError,
+)
 
 from .durable_message import KINDS, MERGED, NOT_ENDED
 from .receipt import MessageState, Settled, SettledKind
 
-if TYPE_CHECKING:
-    from .durable_inbox import DurableInbox
+
+class DurableInboxOfReceipt(Protocol):
+    """The inbox of a durable receipt, as far as the receipt knows it."""
+
+    @property
+    def _lanes(self) -> DurableLanes: ...
+    async def _edit(self, id: int, message: Any) -> bool: ...
+    async def waiting(self) -> list[DurableReceipt]: ...
 
 
 @final
@@ -29,7 +41,11 @@ class DurableReceipt:
     """
 
     def __init__(
-        self, inbox: DurableInbox, id: str, job: DurableJob | None, refused: Settled | None = None
+        self,
+        inbox: DurableInboxOfReceipt,
+        id: str,
+        job: DurableJob | None,
+        refused: Settled | None = None,
     ) -> None:
         self.id: Final = id
         self.job: Final = job

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 import attrs
 import trio
 
+from trio_lanes import Job
+
 from .ending import Ending
 
 if TYPE_CHECKING:
-    from .inbox import Inbox
     from .turn import Turn
 
 
@@ -92,6 +93,18 @@ class InboxStatistics:
     """Messages per outcome. ``waiting``, ``in_turn`` and these numbers add up to ``offered``."""
 
 
+class InboxOfReceipt(Protocol):
+    """The inbox of a receipt, as far as the receipt knows it."""
+
+    @property
+    def session(self) -> str: ...
+    def _update(self) -> None: ...
+    def _position(self, receipt: Receipt) -> int | None: ...
+    def _edit(self, receipt: Receipt, message: Any) -> bool: ...
+    def _withdraw(self, receipt: Receipt, reason: str | None) -> bool: ...
+    def _job_of(self, receipt: Receipt) -> Job[Any]: ...
+
+
 @final
 class Receipt:
     """The receipt of one posted message. Only `Inbox.post` makes receipts.
@@ -101,7 +114,7 @@ class Receipt:
       id: the id with which it was posted, or None.
     """
 
-    def __init__(self, inbox: Inbox, message: Any, id: Hashable) -> None:
+    def __init__(self, inbox: InboxOfReceipt, message: Any, id: Hashable) -> None:
         self.message: Any = message
         self.id: Final = id
         self._inbox: Final = inbox

@@ -16,23 +16,37 @@ runs them itself, even messages that are not due yet.
 from __future__ import annotations
 
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import trio
 
-from trio_lanes import Job, JobState, LaneError
+from trio_lanes import Job, JobState, LaneError, Lanes
 
 from .queue import NOW
 
-if TYPE_CHECKING:
-    from .inbox import Inbox
+
+class InboxOfSuccessor(Protocol):
+    """The inbox of a successor, as far as the successor knows it."""
+
+    @property
+    def session(self) -> str: ...
+    @property
+    def lane(self) -> str: ...
+    @property
+    def _lanes(self) -> Lanes: ...
+    @property
+    def _turn(self) -> object | None: ...
+    @property
+    def _turn_name(self) -> str: ...
+    async def _serve(self, due: float) -> None: ...
+    def _update(self, settled: Job[None], /) -> None: ...
 
 
 @final
 class Successor:
     """The next job of an inbox, if there is one: queued, or started with its body not begun."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: InboxOfSuccessor) -> None:
         self.job: Job[None] | None = None
         self.is_unheard: bool = False  # whether a hook has settled a job before it was `job`
         self._due = NOW

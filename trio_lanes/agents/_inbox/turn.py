@@ -8,7 +8,7 @@ of the handler.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import Any, Final, Protocol, TypeAlias, final
 
 import trio
 from trio.lowlevel import disable_ki_protection, enable_ki_protection
@@ -20,8 +20,14 @@ from .ending import Ending
 from .queue import WhenBusy
 from .receipt import Receipt, SettledKind
 
-if TYPE_CHECKING:
-    from .inbox import Inbox
+
+class InboxOfTurn(Protocol):
+    """The inbox of a turn, as far as the turn knows it."""
+
+    @property
+    def session(self) -> str: ...
+    def post(self, message: Any, *, when_busy: WhenBusy, group: Hashable) -> Receipt: ...
+    def _take(self, turn: Turn) -> list[Any]: ...
 
 
 @final
@@ -40,7 +46,7 @@ class Turn(BaseTurn):
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: InboxOfTurn,
         job: Job[Any],
         messages: list[Any],
         receipts: list[Receipt],
