@@ -67,7 +67,9 @@ class Conversation:
         self.store.check(thread_id)
         self.thread_id: Final = thread_id
         # of a store of this library; another store may mean another log by the same id
-        self._recent: Final[RecentThreads] = getattr(self.store, "_recent", None) or RecentThreads()
+        self._recent: Final[RecentThreads[MessageThread]] = (
+            getattr(self.store, "_recent", None) or RecentThreads()
+        )
         self._thread = self._recent.find(thread_id) or MessageThread(thread_id)
         self._running: Final[dict[str, Exchange]] = {}  # {turn id: exchange} of this object
 

@@ -24,7 +24,7 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Final, final
+from typing import Any, BinaryIO, Final, final
 
 import trio
 
@@ -68,7 +68,7 @@ class JsonlTranscript:
         self.fsync: Final = fsync
         self.locks: Final = ThreadLocks()
         self.live: Final[set[str]] = set()
-        self._recent: Final = RecentThreads()
+        self._recent: Final[RecentThreads[Any]] = RecentThreads()
         self._file_locks: Final = tuple(Lock() for _ in range(_LOCKS))
         # {file: index and offset of its last known line}
         self._marks: Final[OrderedDict[Path, tuple[int, int]]] = OrderedDict()

@@ -8,10 +8,7 @@ bounds, but the thread that was used last stays, however long it is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, final
-
-if TYPE_CHECKING:
-    from .exchange import MessageThread
+from typing import Final, Generic, Protocol, TypeVar, final
 
 THREADS: Final = 100
 """How many threads are kept."""
@@ -19,18 +16,31 @@ COMMITS: Final = 20_000
 """How many commits they have together."""
 
 
+class KeptThread(Protocol):
+    """A `MessageThread`, as far as it matters here."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def known(self) -> int:
+        """How many commits it has."""
+
+
+T = TypeVar("T", bound=KeptThread)
+
+
 @final
-class RecentThreads:
+class RecentThreads(Generic[T]):
     """The threads of one store that were used last."""
 
     def __init__(self) -> None:
-        self._threads: Final[OrderedDict[str, MessageThread]] = OrderedDict()  # the latest last
+        self._threads: Final[OrderedDict[str, T]] = OrderedDict()  # the latest last
 
-    def find(self, id: str) -> MessageThread | None:
+    def find(self, id: str) -> T | None:
         """Return the thread with an id, if it is kept."""
         return self._threads.get(id)
 
-    def keep(self, thread: MessageThread) -> None:
+    def keep(self, thread: T) -> None:
         """Keep a thread that is used now."""
         threads = self._threads
         threads[thread.id] = thread

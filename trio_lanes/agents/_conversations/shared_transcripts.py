@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, MutableSet, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Final, final
+from typing import Any, Final, final
 
 from trio_lanes.durable import DurableLanes, DurableLog
 
@@ -42,7 +42,7 @@ class SharedTranscripts:
         self.locks: Final = SharedThreadLocks(lanes)
         self._lanes: Final = lanes
         self._turns: Final = _LiveTurns()
-        self._recent: Final = RecentThreads()
+        self._recent: Final[RecentThreads[Any]] = RecentThreads()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.SharedTranscripts of {self._lanes!r}>"

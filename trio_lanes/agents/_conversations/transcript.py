@@ -145,7 +145,7 @@ class MemoryTranscript:
         self.locks: Final = ThreadLocks()
         self.live: Final[set[str]] = set()
         self._logs: Final[dict[str, list[Commit]]] = {}
-        self._recent: Final = RecentThreads()
+        self._recent: Final[RecentThreads[Any]] = RecentThreads()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.MemoryTranscript at {id(self):#x}, {len(self._logs)} threads>"
