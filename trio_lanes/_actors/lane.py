@@ -114,7 +114,9 @@ class LaneActor(Actor):
         self.template: Pausable | None = None  # that it comes from
         self.lanes = lanes  # {name: global lane that is alive}, itself among them
         self._ask = ask
-        self.moved = moved  # takes the jobs that leave its line and have a log
+        # Takes the jobs that leave its line and have a log: when the batch ends, the accounts of
+        # waits note where these wait now
+        self.moved = moved
         self.defaults: Mapping[
             str, float
         ] = {}  # options that its jobs have unless they say otherwise
@@ -125,7 +127,9 @@ class LaneActor(Actor):
         # {id: job}, in the order in which their waits began, in both layers. A dict would take
         # linear time to find its first item after many deletions at the front.
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
-        self.exempt = 0  # of these: jobs with a warn_after of their own
+        # Of these: jobs with a warn_after, and so a timer, of their own. The lane has a timer only
+        # while it has others
+        self.exempt = 0
         self.slots = 0  # tokens of the limiter that its jobs hold
         self.without_slot: dict[AnyJob, None] = {}  # jobs that run and hold no slot
         # {job that wants its slot back: whether it is cancelled meanwhile}
@@ -165,15 +169,17 @@ class LaneActor(Actor):
     def set_config(self, config: LaneConfig, now: float) -> None:
         adaptive = config.concurrency
         if isinstance(adaptive, Adaptive):
-            if self.tuner is None or self.tuner.config != adaptive:
+            if self.tuner is None or self.tuner.config != adaptive:  # else it keeps what it learned
                 self.tuner = Tuner(adaptive, self.concurrency)
+            # from here on a number, as in every other lane
             config = attrs.evolve(config, concurrency=self.tuner.limit)
         else:
             self.tuner = None
         if config.warn_after != self.config.warn_after:
             self.cancel_warnings()  # they are set anew when the lane is served
         if self.token_request is not None and config.limiter is not self.limiter:
-            self.token_request.rest()
+            self.token_request.rest()  # its task may be waiting for a token of the former one
+        # No job holds a token of the former one: `configure` does this only while none runs here.
         if config.limiter is None:
             if self.token_request is not None:
                 self.limiter = trio.CapacityLimiter(config.first_concurrency)
@@ -183,6 +189,7 @@ class LaneActor(Actor):
             self.token_request = self._ask(self, config.limiter)
         if (config.aging, config.fair) != self._order:  # else the owners keep their turns
             self._order = (config.aging, config.fair)
+            # as they came, since in a fair lane that makes the turns of their owners
             jobs = sorted(self.line.jobs(), key=lambda job: job._arrival)
             if config.fair or config.aging != math.inf:
                 weights = dict(config.weights)  # which its reader may write to
@@ -346,6 +353,8 @@ class LaneActor(Actor):
             return
         heads, line = self.room_heads, self.room_by_session[request.session]
         del line[request.job]
+        # If it is not there, another is the first of its session, or the session is held: then
+        # `look_at_requests_of` puts the next one there.
         if request.order in heads.items:
             heads.remove(request.order)
             if line:
@@ -408,7 +417,7 @@ class LaneActor(Actor):
                 line.remove(other)
         for peer, arrival in way.moved.items():
             line.move(peer, arrival)
-        job._arrival = way.arrival
+        job._arrival = way.arrival  # of a job that is not submitted: nobody else reads it
         line.add(job)
         return line
 
@@ -487,6 +496,7 @@ class LaneActor(Actor):
         if (
             head is None
             and self.token_request is not None
+            # for these it asks without a head, too: `_next_return`, `wake_for`
             and not (self.slot_requests or self.room_line)
         ):
             self.token_request.rest()
@@ -496,7 +506,7 @@ class LaneActor(Actor):
         """Take out the first job that wants its slot back, if there is a slot for it."""
         self.wake_at = math.inf  # it may take the last slot: then no head waits for a rate
         job = next(iter(self.slot_requests))
-        if self.group is not None and not self.group.has_budget:
+        if self.group is not None and not self.group.has_budget:  # in spite of reservations
             return None
         if self.slots >= self.concurrency:
             return None
@@ -521,7 +531,7 @@ class LaneActor(Actor):
             group = self.group
             if group is not None:
                 group.take_tokens(self.label)
-            if job._slot is not WANTED:
+            if job._slot is not WANTED:  # else its start was charged, and this is no other start
                 self.rates.charge(job._costs, now)
                 if group is not None:
                     group.rates.charge(job._costs, now)
@@ -650,7 +660,7 @@ class LaneActor(Actor):
         when = self.charged_from(job, now)
         if when > now:
             self.wake_at = self.rates.look_at(when, now)
-            if self.group is not None:
+            if self.group is not None:  # the earlier of both
                 self.wake_at = self.group.rates.look_at(self.wake_at, now)
         elif self.token_request is not None:
             self.token_request.ask_for(job)

@@ -90,7 +90,7 @@ class GroupAccount(Account):
 
     def hold(self, cause: str, now: float, until: float = math.inf) -> None:
         """Hold the heads for ``cause`` from now on; for a rate ``until`` that has refilled."""
-        if self.mark[0] != cause or self.mark[4] != until:
+        if self.mark[0] != cause or self.mark[4] != until:  # else the mark stays true
             self.mark = (cause, now, *_read(self.mark, now), until)
 
 
@@ -106,12 +106,14 @@ def _read(mark: Mark, at: float) -> tuple[float, float]:
 
 def added_up(log: Log, until: float) -> dict[str, float]:
     """Return the seconds by cause; the part that goes on ends at ``until``."""
+    # From the last part to the first. ``until`` is when a part ended, and ``mark`` how its account
+    # stood then: both are noted in the part after it.
     seconds: dict[str, float] = {}
     mark = None if log[2] is None else log[2].mark
     rest: Log | Mapping[str, float] | None = log
     while isinstance(rest, tuple):
         rest, mark_before, account, first_mark, own, since = rest
-        if account is not None and since < until:
+        if account is not None and since < until:  # without an account: the wait was over
             _add_part(seconds, since, until, own, account.causes, first_mark, mark)
         until, mark = since, mark_before
     for cause, more in (rest or {}).items():
@@ -133,7 +135,7 @@ def _add_part(
         assert last is not None
         ends, begins = _read(last, until), _read(first, since)
         parts = [(causes[n], ends[n] - begins[n]) for n in (0, 1)]
-    in_order = until - since
+    in_order = until - since  # what is left when all other causes have had their seconds
     for cause, part in parts:
         if part > 0:
             seconds[cause] = seconds.get(cause, 0.0) + part

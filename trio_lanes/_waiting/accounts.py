@@ -68,6 +68,7 @@ class Accounts:
 
     def settle(self, now: float) -> None:
         """A batch ends: see to it that each job waits for what it waits for now."""
+        # In this order: the first two add to the third.
         for job in self.moved:
             if job._state is WAITING:
                 self.place(job, now)
@@ -99,9 +100,10 @@ class Accounts:
             account = lane.account or lane.account_from(now)
             log, in_lane, head = job._log, True, account.head
             if head is None or job._priority > head._priority or job._arrival < head._arrival:
-                self.changed[lane] = None
+                self.changed[lane] = None  # the job may be the head now
         if log is None:
             job._log = (None, None, account, account.mark, SHARED, now)
+        # A head that moved and is the head still goes on with the cause that it has.
         elif account.head is not job or log[2] not in (account, account.follows):
             if in_lane:
                 job._log = (log, log[2].mark, account, account.mark, SHARED, now)
@@ -137,13 +139,15 @@ class Accounts:
         if head is None or head._state is not WAITING:  # a job that is readmitted has no log
             self._follow(account, None)
             return
+        # A head that may lack a token of a shared limiter is looked at by itself; that of a full
+        # lane waits for a slot of its lane, whatever the group has.
         if lane.group is not None and not lane.paused:
             if lane.token_request is not None:
                 self._apart.setdefault(lane.group, {})[lane] = None
             elif lane.slots < lane.concurrency:
                 self._share(lane, lane.group, head, account, now)
                 return
-        own = _PAUSE if lane.paused else _SLOTS
+        own = _PAUSE if lane.paused else _SLOTS  # nothing else stops the head of a plain lane
         if not (lane.plain or lane.paused):
             own = _cause_of_head(lane, head, now)
         _hold(head, account, own, now)
@@ -193,6 +197,7 @@ class Accounts:
         if cause == "order" and session.rates.units and not session.forwarded:
             session.step()
             head = session.backlog.best() if session.backlog.items else None
+            # It could be forwarded, but for the rate, unless a readmitted job is charged before it.
             if head is not None and not session.readmitted_before(head):
                 account.head = head
                 _hold(head, account, _RATE, now)
@@ -234,6 +239,7 @@ def _hold(job: AnyJob, account: Account, own: Own, now: float) -> None:
         job._log = (None, None, account, None, own, now)
     elif log[4] is SHARED:
         job._log = (log, log[2].mark, account, None, own, now)
+    # Added up, as a head may change its cause again and again, and its log would grow.
     elif log[4] != own or log[2] is not account:
         job._log = (added_up(log, now), None, account, None, own, now)
 
@@ -244,5 +250,7 @@ def _follow_others(account: Account, now: float) -> None:
     log = None if head is None or head._state is not WAITING else head._log
     if head is None or log is None:
         return
+    # A cause of its own is noted with this account, a shared one with that of the group. With any
+    # other, it waits as the others do already, or elsewhere.
     if log[2] is (account if log[4] is not SHARED else account.follows):
         head._log = (added_up(log, now), None, account, account.mark, SHARED, now)

@@ -66,7 +66,7 @@ class Room:
             actor = next(iter(self.unseen))
             if isinstance(actor, LaneActor):
                 request = _first_to_enter(actor, now)
-                if request is not None:
+                if request is not None:  # the lane stays unseen: the next may enter as well
                     self.leave(request)
                     return request
                 self._look_out(actor, now)
@@ -88,7 +88,7 @@ class Room:
         assert isinstance(served, Actor)
         if served.room_line:
             self.unseen[served] = None
-        if isinstance(served, SessionActor) and served.entering:
+        if isinstance(served, SessionActor) and served.entering:  # they may have requests of it
             for lane in self._lanes.values():
                 if lane.room_line:
                     self.unseen[lane] = None
@@ -116,6 +116,7 @@ class Room:
                 lane.wake_for(job, now)
                 self._clocks[lane] = None
                 return
+            # This one's session stops it, and the session of the next may not.
             assert session is not None
             when = session.rates.ready_at(job._costs, now)
             if when > now:
@@ -140,15 +141,18 @@ def first_without_room(
         return None
     if session is not None and not session.has_room:
         return session
+    # In a batch, requests in its line may be about to enter. At rest, those that still wait in a
+    # lane with room lack room in their sessions.
     return lane if not lane.has_room or (lane.room_line and not at_rest) else None
 
 
 def _full(session: SessionActor) -> bool:
-    return session.room_line is not None or _no_room_in(session)
+    return session.room_line is not None or _no_room_in(session)  # none passes those in line
 
 
 def _no_room_in(session: SessionActor) -> bool:
     """Whether no request may pass the session's line: requests that have passed it hold room."""
+    # One may pass where no job may wait: it can start at once, and only the lane knows when.
     return session.waiting + session.entering >= max(session.config.max_waiting, 1)
 
 

@@ -236,6 +236,7 @@ class DurableTurn(BaseTurn):
         """Return the id of the question about ``call`` that shows what has the digest ``of``."""
         for number in count(1):
             id = call if number == 1 else f"{call}#{number}"
+            # None: it was kept before there were digests, and is about this call
             if self._asked.setdefault(id, of) in (of, None):
                 return id
         raise AssertionError  # pragma: no cover - the loop has no end
@@ -350,7 +351,7 @@ class DurableTurn(BaseTurn):
                 except PayloadError:  # they do not fit into one checkpoint
                     most = len(found) // 2
                     continue
-                if taken:
+                if taken:  # else one of them was withdrawn meanwhile
                     self._kept = kept
                     self._taken.update(one.id for one in found)
                     break
@@ -419,6 +420,7 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
             result = await handler(turn)
             await turn._post_rest()
             return result
+        # The turn was aborted, and the handler let the cancellation out.
         await turn._post_rest()
         await run.cancel(turn._reason)
         await trio.sleep_forever()  # until this instance hears of it
@@ -447,11 +449,13 @@ async def _begin(run: DurableRun, alone: dict[str, Any], rules: Rules) -> dict[s
         others = [one for one in queue if one.state is not DurableState.RUNNING]
         if any(one.state is DurableState.WAITING and one.order < own.order for one in others):
             raise Retry(0.0, counts=False, order="requeue")
+        # An older one that does not wait is parked, and comes round by itself.
         behind = [one for one in others if one.job > own.job and not one.rules.goes_first]
         victims: list[QueuedMessage] = []
         unit = [own]
         if not (own.begun or own.rules.goes_first):
             victims, unit = _unit([own, *behind], own.rules if summarize else None)
+            # With a message behind it that cannot join, the unit is complete, and due at once.
             if unit[0].rules.is_collected and unit[-1] is [own, *behind][-1]:
                 last = unit[-1]
                 oldest = max(one.waited for one in unit)
@@ -460,7 +464,7 @@ async def _begin(run: DurableRun, alone: dict[str, Any], rules: Rules) -> dict[s
                     raise Retry(due, counts=False, order="keep")
         unit = unit[: int(min(most, len(unit)))]
         taken = taken_as(SUMMARIZED, victims) | taken_as(MERGED, unit)
-        taken.pop(own.job, None)
+        taken.pop(own.job, None)  # it is the job that takes the others
         messages = [[one.id, one.content] for one in unit]
         if victims:
             text = "\n".join(one_line(one.content) for one in victims)
@@ -526,6 +530,7 @@ def _unit(
     if rules is not None and rules.overflow is Overflow.SUMMARIZE:
         # a message that has begun is handled by a turn of its own
         free = next((n for n, one in enumerate(waiting) if one.begun), len(waiting))
+        # at least one is left, for the turn to start with
         first = int(max(0, min(len(waiting) - rules.cap, free - 1)))
     unit = waiting[first : first + 1]
     for one in waiting[first + 1 :]:

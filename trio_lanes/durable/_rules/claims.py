@@ -177,17 +177,17 @@ class Claims:
                 if n:
                     return n
                 self._note_skipped(turns, budget, lane, budget.hold(lane))
-                if not budget.is_held(lane):
+                if not budget.is_held(lane):  # but by its group: other lanes free that, too
                     return 0
             self._put_aside(counts, lane, until)
             return 0
 
-        limits = tables.of(LIMITS), tables.of(GROUPS)
+        limits = tables.of(LIMITS), tables.of(GROUPS)  # other objects when one of them was changed
         unchanged = all(map(is_, limits, self._limits))
         self._limits, self._vain = limits, 0
         counts.look_again(queues.now, at_all=not unchanged)
         lanes = counts.lanes_after(turns.served)
-        suspected = tables.suspected() if len(lanes) > 1 else ()
+        suspected = tables.suspected() if len(lanes) > 1 else ()  # a turn has its suspects first
         suspects: dict[str, LaneTurn] = {}
         for lane in filter(suspected.__contains__, lanes) if suspected else ():
             most = free(lane)
@@ -208,7 +208,7 @@ class Claims:
         self, counts: Counts, lane: str, until: float, rated_until: float = math.inf
     ) -> None:
         self._vain += 1
-        if self._vain > AT_ONCE:
+        if self._vain > AT_ONCE:  # so few are quickly looked at again
             longest = ASIDE_FOR * (1 + self._vain % 64 / 64)
             counts.put_aside(lane, min(until, self._queues.now + longest), rated_until)
 
@@ -335,6 +335,7 @@ class _Isolation:
         """Count a job that has just been claimed."""
         self._running += 1
         if job.crashed_with:
+            # it is watched from its start; before, the others were kept back so that it could start
             self._since.pop(job.id, None)
             self._restrict(job)
 
@@ -428,6 +429,7 @@ class _FairFront:
             for job in self._tables.ready(self._lane, self._priority, name, after, 1, ring):
                 heads[ring] = min(job, heads.get(ring, job), key=place_on_list)
         self._pulls, first = {}, heads.get(OTHERS)
+        # A job that was given back stands for no owner: it goes first, and takes no turn.
         if len(heads) > 1 and not (first is not None and first.party is None):
             shares = self._shares
             for ring in heads:
@@ -549,6 +551,8 @@ class LaneTurn:
 
     def _rank(self, head: JobRecord) -> Fraction:
         """Return the rank of a priority by its first job: see `_queue.fair`."""
+        # A wait begins with the submission, or when a delay or the pause before a retry is over; it
+        # includes the time in which the session was closed.
         waits = head.submitted_at if head.due is None or head.why == "session" else head.due
         return Fraction(waits) - head.priority * Fraction(self._aging)
 
@@ -592,7 +596,7 @@ class LaneTurn:
             self.needs_bytes = True
             return None
         if self._homes is not None and self._homes.keep(job):
-            if self._budget.is_rated(self.lane):
+            if self._budget.is_rated(self.lane):  # a start that may never come is not charged
                 return None
             self.passes_over = True
         else:
@@ -600,7 +604,7 @@ class LaneTurn:
                 if head.priority < chosen:
                     self._put_passed(head.priority, self._passed[head.priority] + 1)
             self._put_passed(chosen, 0)
-        self._budget.take(job)
+        self._budget.take(job)  # also for its home: what comes behind it must not have its slot
         if self._fronts[chosen].pop(not self.passes_over):
             self._to_read = chosen  # later: what this claim moves is behind it
         return None if self.passes_over else job

@@ -67,6 +67,7 @@ class Counts:
         names.remove(name)
         if not names:
             del self.waiting[lane]
+            # it is in one of the two; without `_lanes` none was put aside
             if self._lanes is not None and self.aside.pop(lane, None) is None:
                 del self._lanes[bisect_left(self._lanes, lane)]
 
