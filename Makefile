@@ -152,7 +152,7 @@ check: $(STAMP) $(NODE) docs dist
 	node_modules/.bin/tsc -p tsconfig.json
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy trio_lanes $(wildcard examples benchmarks tools tests/typing)
+	$(BIN)/mypy trio_lanes $(wildcard examples benchmarks tools tests/durable/conformance tests/typing)
 	$(PYRIGHT) --verifytypes trio_lanes --ignoreexternal
 	$(if $(wildcard tests/typing),$(PYRIGHT) tests/typing)
 

@@ -47,6 +47,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
+# Stories that fail show what they compared, as tests do.
+pytest.register_assert_rewrite("tests.durable.conformance")
+
 MODELS = Path(__file__).parent / "model"
 
 # A property test takes as long as the machine needs; nothing about that is a failure.

@@ -8,16 +8,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import attrs
 from trio.testing import MockClock
 
-from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.stores import memory, sqlite
+from tests.durable.conformance.suite import play
 from tests.durable.conformance.twins import compare_stores
-from trio_lanes.durable import MemoryStore, SqliteStore
 from trio_lanes.durable.testing import NO_FAULTS, Faults, Life, simulate
 
 PACKAGE = "trio_lanes.durable"
@@ -182,28 +181,12 @@ def _no_end_of_rates(before: Any) -> Any:
     return lambda self, job: []
 
 
-def memory() -> Callable[[Path], MemoryStore]:
-    """Make stores in memory, those of one folder over the same data."""
-    first: dict[Path, MemoryStore] = {}
-
-    def make(folder: Path) -> MemoryStore:
-        if folder in first:
-            return first[folder].another()
-        return first.setdefault(folder, MemoryStore())
-
-    return make
-
-
-def sqlite(folder: Path) -> SqliteStore:
-    return SqliteStore(folder / "jobs.db", synchronous="NORMAL")
-
-
 def suite(story: str) -> Callable[[], object]:
     """Tell a story of the conformance suite; return the error by which it fails."""
 
     def layer() -> object:
         try:
-            getattr(durable_store_suite(memory(), clock=MockClock)(), story)()
+            play(story, memory(), clock=MockClock)
         except Exception as error:
             return error
         return None

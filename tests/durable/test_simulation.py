@@ -15,9 +15,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.durable.conformance.stores import memory, sqlite
 from tests.durable.conformance.twins import compare_stores
 from tests.durable.in_loop import in_loop, served_sqlite
-from tests.durable.planted import FAULTS, memory, sqlite
+from tests.durable.planted import FAULTS
 from tests.support.chaos import examples, number
 from tests.support.fresh import SEED
 from trio_lanes.durable import (

@@ -1,6 +1,7 @@
 """What the author of a store needs: the `Store` protocol, its records, and the errors it raises.
 
-The tests that a store must pass are in `tests/durable/conformance` of a checkout.
+In a checkout ``python -m tests.durable.conformance my.module:make`` plays the tests that a store
+must pass; `CONTRIBUTING.md` says more.
 """
 
 from ._contract.act import Act as Act

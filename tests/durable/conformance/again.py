@@ -24,7 +24,7 @@ from trio_lanes.durable.acts.orders import Cancel, Clear, Configure, Pause, Purg
 from trio_lanes.durable.acts.runs import Checkpoint, LendSlot, RegainSlot
 from trio_lanes.durable.store import STEP_BYTES
 
-from .bench import RETURNED, STOP, Bench, Played, ends, new_job, opening, ticket
+from .bench import RETURNED, STOP, Bench, Played, ends, needs, new_job, opening, ticket
 
 
 class AgainStories(Bench):
@@ -240,6 +240,7 @@ class AgainStories(Bench):
             assert len(await store.claim(9)) == 1
             assert len(await store.claim(9)) == 1
 
+    @needs("leases", "virtual time")
     async def test_a_session_stays_for_a_while_where_its_last_job_ran(self) -> None:
         async def turn_of(store: Played, room: int) -> float | None:
             """Run a job of the session; or return when one that waits may be claimed, or 0."""
@@ -249,8 +250,6 @@ class AgainStories(Bench):
             await store.step(ends(RETURNED, *step.claims), room)
             return None
 
-        if not (self.leased and self.virtual):
-            return  # it takes one instance, or the time is real
         rates = (RateLimit(1000, per=1.0, algorithm="sliding"),)
         lanes = {"main": LaneLimit(9), "rated": LaneLimit(9, rates=rates)}
         job = new_job(session="s")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -14,7 +12,6 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, final
 
@@ -42,10 +39,13 @@ from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.store import Act
 
 T = TypeVar("T")
+Story = TypeVar("Story", bound=Callable[..., Awaitable[None]])
 MakeStore: TypeAlias = Callable[[Path], Store]
+"""Makes a store that is not open. All stores of one folder have the same data."""
+MakeClock: TypeAlias = Callable[[], Any]
+"""Makes a clock for Trio and the stores, on which time passes by ``jump(seconds)`` alone."""
 LEASE: Final = 1.0
 """Seconds of the lease of instances that a test lets die."""
-REAL_PAUSE: Final = 0.05
 ONCE: Final = RetryPolicy(max_attempts=1)
 RETURNED: Final = Succeeded("1")
 STOP: Final = '{"reason": null}'
@@ -161,6 +161,11 @@ class Bench:
     def lanes(self) -> DurableLanes:
         """The first instance that is open and works; or the first, if none works."""
         return max(self._open, key=lambda one: one[0])[1]
+
+    def lacks(self, story: Callable[..., object]) -> list[str]:
+        """Return what a story needs and the store of this test has not."""
+        here = {"leases": self.leased, "virtual time": self.virtual}
+        return [what for what in getattr(story, "needs", ()) if not here[what]]
 
     def store(self) -> Store:
         """Return a store over the data of this test."""
@@ -359,6 +364,16 @@ class Bench:
         return (await self.lanes.job(id).status()).state
 
 
+def needs(*what: str) -> Callable[[Story], Story]:
+    """Mark a story that is played only where there are ``"leases"`` or ``"virtual time"``."""
+
+    def mark(story: Story) -> Story:
+        vars(story)["needs"] = what
+        return story
+
+    return mark
+
+
 def this_run() -> DurableRun:
     """Return the run of the handler that calls this."""
     run = current_job()
@@ -381,37 +396,3 @@ def opening(
         worker=True,
         **{"lanes": {"main": LaneLimit(4), "cron": LaneLimit(1)}, "lease_ttl": LEASE, **others},
     )
-
-
-def plain_tests(cls: type[Bench]) -> dict[str, Callable[[Any], None]]:
-    """Return the stories of a class as plain methods, which any test runner can call.
-
-    The class that has them has ``make_store``, ``make_clock`` and ``real_pause``.
-    """
-    return {name: _plain(cls, tell) for name, tell in vars(cls).items() if name.startswith("test_")}
-
-
-def _plain(cls: type[Bench], tell: Callable[[Any], Awaitable[None]]) -> Callable[[Any], None]:
-    def test(self: Any) -> None:
-        clock: trio.testing.MockClock | None = self.make_clock()
-        with tempfile.TemporaryDirectory() as folder:
-            bench = cls(self.make_store, Path(folder), clock, self.real_pause)
-            trio.run(_in_time, partial(tell, bench), bench, clock=clock)
-
-    test.__name__ = tell.__name__
-    test.__qualname__ = tell.__qualname__
-    test.__doc__ = tell.__doc__
-    return test
-
-
-async def _in_time(test: Callable[[], Awaitable[None]], bench: Bench) -> None:
-    with trio.CancelScope() as scope:
-        token = trio.lowlevel.current_trio_token()
-        # in real seconds, since the clock of a test that hangs may stand still
-        watch = threading.Timer(STUCK_AFTER, token.run_sync_soon, [scope.cancel])
-        watch.start()
-        try:
-            await test()
-        finally:
-            watch.cancel()
-    assert not scope.cancelled_caught, f"hung after {bench.log}"

@@ -9,7 +9,7 @@ from typing import Any
 from trio_lanes import Cause, LaneConfig, LaneGroup, RateLimit
 from trio_lanes.durable import DurableLanes, ResultGoneError, RetryPolicy
 
-from .bench import ONCE, Bench, new_job, this_run
+from .bench import ONCE, Bench, needs, new_job, this_run
 
 Reason = tuple[str, str, int | None]
 RATE = RateLimit(1, per=60.0, algorithm="sliding")
@@ -358,9 +358,8 @@ class BlockerStories(Bench):
             assert cause.kind == "suspect"
             assert cause.root.startswith("one more crash could make it dead")
 
+    @needs("virtual time")
     async def test_the_cause_is_a_body_that_outlives_its_timeout_or_its_cancellation(self) -> None:
-        if not self.virtual:
-            return
         async with (
             self.instance(lanes={"main": 1}) as lanes,
             self.instance(worker=False) as asking,
@@ -384,9 +383,8 @@ class BlockerStories(Bench):
             assert line(cause).endswith(" s, although it was asked to stop")
             self.open("a")
 
+    @needs("virtual time")
     async def test_behind_runs_that_hang_the_advice_is_to_end_one_and_to_add_no_slot(self) -> None:
-        if not self.virtual:
-            return
         async with self.instance(lanes={"main": 2}) as lanes:
             first = await self.submitted("gate", "a")
             await self.advance(10)
@@ -403,9 +401,8 @@ class BlockerStories(Bench):
             self.open("a")
             self.open("b")
 
+    @needs("leases")  # else it is known by its process, which is that of the test
     async def test_the_cause_is_a_run_on_an_instance_that_is_gone(self) -> None:
-        if not self.leased:
-            return  # its store knows only a process, which is that of the test
         async with self.instance(worker=False) as asking:
             async with self.doomed(new_job("a", "gate", session="s")):
                 job = await asking.submit("echo", session="s")
@@ -471,17 +468,15 @@ class BlockerStories(Bench):
             assert await opened.health() == ()
             self.open("a", "b")
 
+    @needs("leases", "virtual time")
     async def test_an_instance_is_alive_as_long_as_it_has_its_lease(self) -> None:
-        if not (self.leased and self.virtual):
-            return  # its lease lasts as long as it does, or the time is real
         async with self.playing(lease_ttl=10.0), self.instance(worker=False) as asking:
             for seconds, alive in ((9.0, True), (2.0, False)):
                 await self.advance(seconds)
                 assert [one.alive for one in await asking.instances()] == [alive]
 
+    @needs("virtual time")
     async def test_it_is_a_problem_that_nothing_serves_a_lane(self) -> None:
-        if not self.virtual:
-            return
         async with self.instance(worker=False) as asking:
             first = await asking.submit("echo", session="s")
             await self.advance(5)
@@ -511,9 +506,8 @@ class BlockerStories(Bench):
                 ("pause", "main", jobs[0].id),
             ]
 
+    @needs("virtual time")
     async def test_it_is_a_problem_that_no_instance_has_a_handler(self) -> None:
-        if not self.virtual:
-            return
         async with self.instance(worker=False) as asking:
             await asking.pause_for("session:s", 500)
             await asking.submit("echo", session="s")
@@ -522,9 +516,8 @@ class BlockerStories(Bench):
                 await self.advance(20)
                 assert await kinds(asking) == [("handler", "main", other.id)]
 
+    @needs("virtual time")
     async def test_it_is_a_problem_that_a_job_waits_though_nothing_holds_it(self) -> None:
-        if not self.virtual:
-            return
         async with self.playing(lease_ttl=1e6), self.instance(worker=False) as asking:
             job = await asking.submit("echo")
             await self.advance(20)
@@ -534,9 +527,8 @@ class BlockerStories(Bench):
                 "look at what its process does, and at its capacity"
             )
 
+    @needs("virtual time")
     async def test_it_is_a_problem_that_a_store_answers_slowly(self) -> None:
-        if not self.virtual:
-            return
         async with self.instance() as lanes:
             store: Any = lanes._store
             look = store.look
@@ -553,9 +545,8 @@ class BlockerStories(Bench):
                 "the store has taken 2.0 s to answer: look at its load, its disk and the network"
             )
 
+    @needs("virtual time")
     async def test_it_is_a_problem_that_no_instance_has_room_for_a_job(self) -> None:
-        if not self.virtual:
-            return
         async with self.instance(capacity=1) as lanes:
             await self.submitted("gate", "a")
             job = await self.submitted("echo")
@@ -570,9 +561,8 @@ class BlockerStories(Bench):
             assert (problem.kind, problem.lane, problem.job) == ("capacity", "main", job.id)
             assert problem.advice == "raise the capacity of the workers, or start another"
 
+    @needs("virtual time")
     async def test_the_verdict_says_of_how_many_lanes_it_does_not_speak(self) -> None:
-        if not self.virtual:
-            return
         names = [f"lane {n}" for n in range(102)]
         async with self.instance(lanes=dict.fromkeys(names, 1)) as lanes:
             for name in names:

@@ -44,7 +44,7 @@ from trio_lanes.durable.acts.orders import Cancel, Clear, Configure, Purge, Requ
 from trio_lanes.durable.acts.schedules import PutSchedule, SchedulesOf
 from trio_lanes.durable.store import LISTED, PAGE
 
-from .bench import ERROR, ONCE, STOP, Bench, ends, new_job, this_run
+from .bench import ERROR, ONCE, STOP, Bench, ends, needs, new_job, this_run
 
 
 def failing(bench: Bench) -> dict[str, Any]:
@@ -100,6 +100,7 @@ class ControlStories(Bench):
             assert not await lanes.cancel(running.id)
             assert not await lanes.cancel(10**9)
 
+    @needs("virtual time")
     async def test_the_job_that_has_a_key_is_found_until_it_is_forgotten(self) -> None:
         async with self.instance(result_ttl=100) as lanes, self.instance(worker=False) as elsewhere:
             assert await elsewhere.keyed("k") is None
@@ -725,9 +726,8 @@ class ControlStories(Bench):
             await self.advance(2)
             await self.fails(stopped, JobCancelledError)
 
+    @needs("leases")  # else there is one worker
     async def test_an_end_wakes_the_instance_that_can_run_what_waits(self) -> None:
-        if not self.leased:
-            return  # it has one worker
         async with (
             self.instance(only=["gate"], lanes={"main": 1}),
             self.instance(only=["echo"], lanes={"main": 1}) as others,
@@ -740,9 +740,8 @@ class ControlStories(Bench):
             # nothing else happens that could wake the other: no call, and no passage of time
             assert await waiting.wait() == "b"
 
+    @needs("leases")  # else there is one worker
     async def test_what_an_instance_has_no_room_for_wakes_another(self) -> None:
-        if not self.leased:
-            return  # it has one worker
         begun: list[str] = []
 
         async def meets(payload: str) -> None:

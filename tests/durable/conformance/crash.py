@@ -12,7 +12,7 @@ from trio_lanes.durable.acts.inspection import AllInstances, Check, StatusOf
 from trio_lanes.durable.acts.orders import Cancel
 from trio_lanes.durable.acts.runs import Checkpoint, Compare, LendSlot, RegainSlot
 
-from .bench import LEASE, RETURNED, STOP, Bench, Played, ends, new_job
+from .bench import LEASE, RETURNED, STOP, Bench, Played, ends, needs, new_job
 
 
 async def does_nothing(store: Played, run: Claim) -> None:
@@ -169,9 +169,8 @@ class CrashStories(Bench):
             assert (await store.end(new, Succeeded("3"))).stale == (new.fence,)
             assert (await store.wait(new.id)).outcome == "2"
 
+    @needs("leases")
     async def test_an_instance_without_its_lease_does_nothing_until_it_joins_again(self) -> None:
-        if not self.leased:
-            return
         async with self.playing(max_crashes=1) as store:
             (old,) = await store.begin(new_job())
             (waiting,) = await store.enqueue([new_job(2)])
@@ -200,9 +199,8 @@ class CrashStories(Bench):
             assert again.crashes == 1
             await store.end(again)
 
+    @needs("leases")
     async def test_every_heartbeat_gives_back_the_runs_of_dead_instances(self) -> None:
-        if not self.leased:
-            return
         async with self.playing() as store:
             async with self.playing(dies=True) as dead:
                 (run,) = await dead.begin(new_job())
@@ -213,9 +211,8 @@ class CrashStories(Bench):
             assert await store.beat()
             await runs_again(store, run)
 
+    @needs("leases")
     async def test_what_a_process_ran_is_given_back_at_once_when_its_end_is_reported(self) -> None:
-        if not self.leased:
-            return
         async with self.playing() as store:
             async with (
                 self.playing(host="here", pid=7) as other,
@@ -268,9 +265,8 @@ class CrashStories(Bench):
             assert status is not None
             assert status.state is DurableState.CANCELLED
 
+    @needs("leases")
     async def test_an_instance_without_its_lease_compares_nothing(self) -> None:
-        if not self.leased:
-            return
         async with self.playing() as store:
             (run,) = await store.begin(new_job())
             await self.lease_over()

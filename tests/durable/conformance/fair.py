@@ -13,7 +13,7 @@ from trio_lanes import Job, LaneConfig, Lanes, open_lanes
 from trio_lanes.durable import DurableJob, DurableLanes, LaneLimit, Released
 from trio_lanes.durable.acts.orders import Configure, Pause, PutFirst, Resume
 
-from .bench import Bench, new_job
+from .bench import Bench, needs, new_job
 
 WEIGHTS: Final[list[dict[str, float]]] = [
     {},
@@ -35,8 +35,9 @@ class FairStories(Bench):
             config = LaneConfig(concurrency=0, fair=True, weights=chance.choice(WEIGHTS))
             await self._judge(chance, config)
 
+    @needs("virtual time")
     async def test_lanes_with_aging_start_jobs_in_the_order_of_the_core(self) -> None:
-        for seed in range(3) if self.virtual else ():
+        for seed in range(3):
             await self._judge(Random(seed), LaneConfig(concurrency=0, aging=1.0))
 
     async def _judge(self, chance: Random, config: LaneConfig) -> None:

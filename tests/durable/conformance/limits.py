@@ -19,7 +19,7 @@ from trio_lanes import (
 from trio_lanes.durable import DurableLanes, DurableState, LaneLimit
 from trio_lanes.durable.acts.orders import Configure
 
-from .bench import Bench, new_job, this_run
+from .bench import Bench, needs, new_job, this_run
 
 TWO_IN_ONE_SECOND = RateLimit(2, per=1.0, algorithm="sliding")
 
@@ -135,9 +135,8 @@ class LimitStories(Bench):
             await lanes.configure({"main": LaneConfig(concurrency=9, rate=smooth)})
             await (await lanes.submit("echo", 4)).wait()  # the past ended with the limits
 
+    @needs("virtual time")  # a slow machine uses the part up
     async def test_a_part_of_a_start_is_still_in_use_when_its_rate_is_replaced(self) -> None:
-        if not self.virtual:
-            return  # a slow machine uses the part up
         one_a_second, slower = RateLimit(4, per=4.0, burst=1), RateLimit(4, per=40.0, burst=1)
         async with self.instance(lanes={"main": LaneConfig(rate=one_a_second)}) as lanes:
             await (await lanes.submit("echo", 0)).wait()
@@ -339,9 +338,8 @@ class LimitStories(Bench):
             for lane in lanes_of["r"][1:]:
                 assert self.log.count(lane) == 2
 
+    @needs("leases")
     async def test_lanes_that_one_instance_has_no_handlers_for_are_in_turn_for_others(self) -> None:
-        if not self.leased:
-            return
         # more lanes than a claim looks at in vain; the next job of a lane depends on who asks
         names = [f"{kind}:{n:02}" for kind in "rt" for n in range(70)]
         rate = RateLimit(4, per=100.0, unit="tokens", algorithm="sliding")
@@ -413,9 +411,8 @@ class LimitStories(Bench):
                 self.gate(f"{n}").set()
                 await job.wait()
 
+    @needs("virtual time")  # the clean-up comes once a minute
     async def test_a_timed_pause_of_a_lane_of_a_template_outlasts_the_clean_up(self) -> None:
-        if not self.virtual:
-            return  # the clean-up comes once a minute
         async with self.instance(lanes=TENANTS) as lanes:
             await lanes.pause_for("tenant:a", 1000)
             for _ in range(4):

@@ -18,7 +18,7 @@ from trio_lanes.durable.acts.logs import DropLog, LogPage, WriteLog
 from trio_lanes.durable.acts.runs import Compare
 from trio_lanes.durable.store import LISTED, REQUESTS_LISTED, STEP_BYTES
 
-from .bench import Bench, ticket
+from .bench import Bench, needs, ticket
 
 TOKENS = RateLimit(100, per=100.0, burst=1, unit="tokens")
 SLIDING = RateLimit(2, per=10.0, algorithm="sliding")
@@ -183,9 +183,8 @@ class LockStories(Bench):
             assert level.used == 1  # nobody gives it back
             await store.do(Release(late, True))
 
+    @needs("leases")  # else there is one instance
     async def test_a_lock_goes_over_instances_and_is_freed_with_its_lease(self) -> None:
-        if not self.leased:
-            return  # it has one instance
         async with self.playing(dies=True) as dead:
             locked: Any = await dead.twice(Acquire("k", False))
             assert locked[1] > 0
@@ -498,9 +497,8 @@ class LockStories(Bench):
             assert await store.look(LogPage("a", 0)) == []
             assert await store.look(LogPage("b", 0)) == [(1, me, "[9]")]
 
+    @needs("leases")  # else there is one instance
     async def test_the_requests_of_a_dead_instance_leave_the_line_of_a_quota(self) -> None:
-        if not self.leased:
-            return  # it has one instance
         async with self.playing(dies=True) as dead:
             await dead.do(Spend("q", [TOKENS], {"tokens": 5}))
             waiting: Any = await dead.do(Spend("q", [TOKENS], {"tokens": 10**6}))

@@ -15,7 +15,7 @@ from trio_lanes.durable.acts.inspection import AllStatistics
 from trio_lanes.durable.acts.locks import Grant, LevelsOf, Release, ResetQuota, Settle, Spend
 from trio_lanes.durable.store import LISTED
 
-from .bench import Played
+from .bench import Played, needs
 from .locks import LockStories
 
 FIVE = RateLimit(5, per=10.0, unit="tokens", algorithm="sliding")
@@ -275,9 +275,8 @@ class QuotaStories(LockStories):
             assert await store.do(Release(waiting[0], True)) == ("tokens",)
             assert await store.do(Release(waiting[0], True)) == ()
 
+    @needs("virtual time")  # its model needs the time
     async def test_random_spends_settles_and_crashes_admit_no_more_than_the_cap(self) -> None:
-        if not self.virtual:
-            return  # its model needs the time
         chance = random.Random(42)
         charges: dict[str, list[list[float]]] = {"t:1": [], "t:2": []}  # [when, how many]
         spent: list[tuple[str, list[float], float]] = []  # (quota, charge, the store's time)

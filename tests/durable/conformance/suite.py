@@ -1,14 +1,17 @@
-"""The conformance suite: the stories that each store must pass, as one class of tests."""
+"""The stories that each store must pass, one by one and as a class of tests."""
 
 from __future__ import annotations
 
+import tempfile
+import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final
 
-import trio.testing
+import trio
 
 from .again import AgainStories
-from .bench import REAL_PAUSE, MakeStore, plain_tests
+from .bench import Bench, MakeClock, MakeStore
 from .blockers import BlockerStories
 from .children import ChildrenStories
 from .control import ControlStories
@@ -24,50 +27,88 @@ from .talk import TalkStories
 from .tickets import TicketStories
 from .work import WorkStories
 
-MakeClock: TypeAlias = Callable[[], trio.testing.MockClock]
-STORIES: Final = (
-    AgainStories,
-    WorkStories,
-    KeyStories,
-    FairStories,
-    ControlStories,
-    LimitStories,
-    BlockerStories,
-    ChildrenStories,
-    CrashStories,
-    LockStories,
-    NameStories,
-    QuotaStories,
-    ScheduleStories,
-    TalkStories,
-    TicketStories,
-)
+REAL_PAUSE: Final = 0.05
+PATIENCE: Final = 180.0
+"""Real seconds; far longer than any story takes on a busy machine."""
+
+STORIES: Final[dict[str, type[Bench]]] = {
+    name: stories
+    for stories in (
+        AgainStories,
+        WorkStories,
+        KeyStories,
+        FairStories,
+        ControlStories,
+        LimitStories,
+        BlockerStories,
+        ChildrenStories,
+        CrashStories,
+        LockStories,
+        NameStories,
+        QuotaStories,
+        ScheduleStories,
+        TalkStories,
+        TicketStories,
+    )
+    for name in vars(stories)
+    if name.startswith("test_")
+}
+"""The class of each story, by its name."""
+
+
+def play(
+    name: str,
+    make: MakeStore,
+    *,
+    clock: MakeClock | None = None,
+    pause: float | None = None,
+    patience: float = PATIENCE,
+) -> list[str]:
+    """Play a story over new stores; return what it lacks, if it is not played for want of it.
+
+    Args:
+      make: makes its stores, from the path of a folder that only this story uses.
+      clock: makes the clock, if the time of the stores is Trio's. Without it, time is real.
+      pause: seconds of real time in which a notice of one instance reaches another. By default
+        0.05 without a ``clock``, and 0 with it.
+      patience: real seconds after which a story hangs.
+    """
+    if pause is None:
+        pause = REAL_PAUSE if clock is None else 0.0
+    time = None if clock is None else clock()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = STORIES[name](make, Path(folder), time, pause)
+        return trio.run(_in_time, bench, getattr(bench, name), patience, clock=time)
+
+
+async def _in_time(bench: Bench, story: Callable[[], Any], patience: float) -> list[str]:
+    if lacking := bench.lacks(story):
+        return lacking
+    with trio.CancelScope() as scope:
+        token = trio.lowlevel.current_trio_token()
+        # in real seconds, since the clock of a story that hangs may stand still
+        watch = threading.Timer(patience, token.run_sync_soon, [scope.cancel])
+        watch.start()
+        try:
+            await story()
+        finally:
+            watch.cancel()
+    assert not scope.cancelled_caught, f"hung after {bench.log}"
+    return []
 
 
 def durable_store_suite(
     make: MakeStore, *, clock: MakeClock | None = None, pause: float | None = None
 ) -> type:
-    """Return a class of tests for a store, to be collected under a name that begins with ``Test``::
+    """Return a class of tests, to be collected under a name that begins with ``Test``.
 
-        TestMyStore = durable_store_suite(lambda folder: MyStore(folder / "jobs"))
-
-    Its methods are plain functions without arguments that run Trio; they need no plugin. Each test
-    makes new stores, over data of its own.
-
-    Args:
-      make: makes a store that is not open, from the path of a folder that only one test uses. All
-        stores of one folder have the same data.
-      clock: makes the clock of a test, if the store's time is Trio's clock. Without it, tests
-        wait in real time.
-      pause: seconds of real time in which a notice of one instance reaches another. By default
-        0.05 without a ``clock``, and 0 with it.
+    They are plain functions that run Trio. The arguments are those of `play`.
     """
 
-    suite: dict[str, Any] = {
-        "make_store": staticmethod(make),
-        "make_clock": staticmethod(clock if clock is not None else lambda: None),
-        "real_pause": pause if pause is not None else 0.0 if clock is not None else REAL_PAUSE,
-    }
-    for cls in STORIES:
-        suite |= plain_tests(cls)
-    return type("DurableStoreSuite", (), suite)
+    def test_of(name: str) -> Callable[[Any], None]:
+        def test(self: Any) -> None:
+            play(name, make, clock=clock, pause=pause)
+
+        return test
+
+    return type("DurableStoreSuite", (), {name: test_of(name) for name in STORIES})

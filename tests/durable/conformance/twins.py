@@ -18,7 +18,7 @@ from typing import Any, Final, final
 
 import attrs
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from trio_lanes import Coalesce, LaneError, RateLimit
 from trio_lanes.durable import (
@@ -63,7 +63,7 @@ from trio_lanes.durable.acts.schedules import (
 )
 from trio_lanes.durable.store import PAGE, REMEMBERED_FOR, Act
 
-from .bench import ERROR, STOP, MakeStore, Played
+from .bench import ERROR, STOP, MakeClock, MakeStore, Played
 
 OUTCOMES: Final = (
     Succeeded("1"),
@@ -242,7 +242,7 @@ def _unaccounted(status: DurableStatus) -> float:
 class _TwinLife:
     """The life of both. All jobs, fences and requests in it are places."""
 
-    def __init__(self, twins: Sequence[_Twin], seed: int, clock: trio.testing.MockClock) -> None:
+    def __init__(self, twins: Sequence[_Twin], seed: int, clock: MockClock) -> None:
         self.twins = twins
         self.chance = random.Random(seed)
         self.clock = clock
@@ -706,16 +706,16 @@ def compare_stores(
     *,
     seed: int,
     acts: int = 60,
-    clock: Callable[[], trio.testing.MockClock] = trio.testing.MockClock,
+    clock: MakeClock = MockClock,
 ) -> list[str]:
     """Tell two stores the same random life; return in what their answers differ.
 
     Args:
-      one, other: make a store from the path of a folder, as for `durable_store_suite`. The time of
-        both must be Trio's clock.
+      one, other: make a store from the path of a folder, as for `suite.play`. The time of both must
+        be Trio's clock.
       seed: of the life.
       acts: how many acts the life has.
-      clock: makes a clock for Trio and the stores, on which time passes by ``jump(seconds)`` alone.
+      clock: makes it, as for `suite.play`.
     """
     time = clock()
     with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,7 @@ from trio_lanes.durable import (
     Submission,
 )
 
-from .bench import ONCE, Bench, new_job, this_run
+from .bench import ONCE, Bench, needs, new_job, this_run
 
 SOON = RetryPolicy(max_attempts=3, backoff=(1.0, 60.0), jitter=0)
 
@@ -394,9 +394,8 @@ class WorkStories(Bench):
                 all_of_it = ended_at - status.submitted_at
                 assert abs(sum(status.waits.values()) + runs - all_of_it) < 0.001
 
+    @needs("virtual time")
     async def test_each_second_of_a_wait_in_a_lane_has_the_cause_that_it_had_then(self) -> None:
-        if not self.virtual:
-            return
         rate = RateLimit(1, per=9.0, algorithm="sliding")
         limits = {"main": LaneConfig(concurrency=1, rate=rate), "cron": 1, "t:*": 9}
         groups = {"g": LaneGroup(["main", "cron"], concurrency=1)}
@@ -418,9 +417,8 @@ class WorkStories(Bench):
                 {"pause": 2, "queue": 1},  # no instance looked before
             ]
 
+    @needs("virtual time")
     async def test_the_causes_of_a_lane_are_kept_for_so_many_changes(self) -> None:
-        if not self.virtual:
-            return
         async with self.instance(worker=False) as lanes:  # so that no claim looks
             job = await lanes.submit("echo")
             for _ in range(22):

@@ -1,11 +1,11 @@
-"""`PostgresStore` in the public conformance suite, over a real server on virtual time."""
+"""`PostgresStore` in the conformance suite, over a real server on virtual time."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.suite import durable_store_suite, play
 from trio_lanes.durable import PostgresStore
 
 from .clock import StoreClock
@@ -38,11 +38,11 @@ def store(folder: Path) -> PostgresStore:
     return PostgresStore(_servers[0].dsn(), namespace=namespace, patience=2880)
 
 
-TestPostgresStore = durable_store_suite(store, clock=clock, pause=0.01)  # type: ignore[arg-type]
+TestPostgresStore = durable_store_suite(store, clock=clock, pause=0.01)
 
 
 def test_the_suite_also_runs_in_real_time(server: Server) -> None:
-    suite = durable_store_suite(
-        lambda folder: PostgresStore(server.dsn(), namespace=folder.name.lower())
+    play(
+        "test_the_runs_of_a_crash_go_before_waiting_jobs",
+        lambda folder: PostgresStore(server.dsn(), namespace=folder.name.lower()),
     )
-    suite().test_the_runs_of_a_crash_go_before_waiting_jobs()

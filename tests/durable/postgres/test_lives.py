@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.durable.conformance.stores import memory
 from tests.durable.conformance.twins import compare_stores
-from tests.durable.planted import memory
 from trio_lanes.durable import PostgresStore
 from trio_lanes.durable.testing import Life, simulate
 
@@ -44,6 +44,6 @@ def test_the_store_in_memory_and_postgresql_answer_the_same(server: Server, seed
         return PostgresStore(server.dsn(), namespace=namespace)
 
     try:
-        assert compare_stores(memory(), store, seed=seed, clock=clock) == []  # type: ignore[arg-type]
+        assert compare_stores(memory(), store, seed=seed, clock=clock) == []
     finally:
         clocks[0].close()

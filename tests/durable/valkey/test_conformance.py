@@ -1,14 +1,14 @@
-"""`ValkeyStore` in the public conformance suite, over real servers on virtual time."""
+"""`ValkeyStore` in the conformance suite, over real servers on virtual time."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.stores import memory
+from tests.durable.conformance.suite import durable_store_suite, play
 from tests.durable.conformance.twins import compare_stores
 from trio_lanes.durable import ValkeyStore
 
-from ..test_conformance import memory
 from .place import Place
 from .server import Server
 
@@ -32,14 +32,14 @@ def redis(redis_server: Server) -> Iterator[None]:
 
 TestValkeyStore = durable_store_suite(
     VALKEY.store,
-    clock=VALKEY.clock,  # type: ignore[arg-type]
+    clock=VALKEY.clock,
     pause=0.01,
 )
 TestValkeyStoreOnRedis = pytest.mark.thorough(
     pytest.mark.usefixtures("redis")(
         durable_store_suite(
             REDIS.store,
-            clock=REDIS.clock,  # type: ignore[arg-type]
+            clock=REDIS.clock,
             pause=0.01,
         )
     )
@@ -47,8 +47,10 @@ TestValkeyStoreOnRedis = pytest.mark.thorough(
 
 
 def test_the_suite_also_runs_in_real_time(server: Server) -> None:
-    suite = durable_store_suite(lambda folder: ValkeyStore(server.url, namespace=folder.name))
-    suite().test_the_runs_of_a_crash_go_before_waiting_jobs()
+    play(
+        "test_the_runs_of_a_crash_go_before_waiting_jobs",
+        lambda folder: ValkeyStore(server.url, namespace=folder.name),
+    )
 
 
 @pytest.mark.seeds(12)
@@ -57,6 +59,6 @@ def test_the_script_answers_as_the_engine_over_tables(seed: int) -> None:
         memory(),
         VALKEY.store,
         seed=seed,
-        clock=VALKEY.clock,  # type: ignore[arg-type]
+        clock=VALKEY.clock,
     )
     assert differ == []

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.stores import memory
+from tests.durable.conformance.suite import STORIES, play
 from tests.durable.conformance.twins import compare_stores
 from tests.durable.newcomers import all_dead, newcomers
-from tests.durable.planted import memory
 from trio_lanes.durable._valkey import script
 
 from . import (
@@ -83,12 +83,10 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
 
 def test_every_line_of_the_script_is_run(lines: Lines) -> None:
     server = lines.server
-    suite = durable_store_suite(PLACE.store, clock=PLACE.clock, pause=0.01)()  # type: ignore[arg-type]
-    for name in dir(suite):
-        if name.startswith("test_"):
-            getattr(suite, name)()
+    for name in STORIES:
+        play(name, PLACE.store, clock=PLACE.clock, pause=0.01)
     for seed in range(LIVES):
-        compare_stores(memory(), PLACE.store, seed=seed, clock=PLACE.clock)  # type: ignore[arg-type]
+        compare_stores(memory(), PLACE.store, seed=seed, clock=PLACE.clock)
     for case in test_check.CASES:
         test_check.test_a_check_finds_what_was_changed_from_outside(
             server, f"{case[0].__name__}", *case

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.durable.conformance.suite import durable_store_suite
+from tests.durable.conformance.stores import memory
+from tests.durable.conformance.suite import play
 from tests.durable.conformance.twins import compare_stores
 from trio_lanes.durable import ValkeyStore
 from trio_lanes.durable._valkey.script import Script
 
-from ..test_conformance import memory
 from .clock import SCRIPT
 from .place import Place
 from .server import Server
@@ -83,15 +83,12 @@ def test_a_fault_in_the_script_is_found(server: Server, fault: str) -> None:
         return made
 
     def differ(seed: int) -> list[str]:
-        clock = place.clock
-        return compare_stores(memory(), store, seed=seed, clock=clock)  # type: ignore[arg-type]
+        return compare_stores(memory(), store, seed=seed, clock=place.clock)
 
     try:
         if fault in FOUND_BY_SUITE:
-            clock = place.clock
-            suite = durable_store_suite(store, clock=clock, pause=0.01)  # type: ignore[arg-type]
             with pytest.RaisesGroup(AssertionError, flatten_subgroups=True, allow_unwrapped=True):
-                getattr(suite(), FOUND_BY_SUITE[fault])()
+                play(FOUND_BY_SUITE[fault], store, clock=place.clock, pause=0.01)
         else:
             assert any(differ(seed) for seed in range(40))
     finally:
