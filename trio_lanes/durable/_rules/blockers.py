@@ -102,7 +102,7 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
     is_next = True
     if job.ready is not None and job.shelf != SESSION_PAUSED:
         names = {name for info in live for name in info.names}
-        turn = LaneTurn(queues, lane, names, FairTurns(tables), budget, 1)
+        turn = LaneTurn(queues, tables.counts(), lane, names, FairTurns(tables), budget, 1)
         first = turn.first()
         if first is not None and first.id != job.id:
             is_next = False

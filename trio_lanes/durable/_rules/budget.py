@@ -20,6 +20,7 @@ from .._contract.records import GroupLimit, LaneLimit
 from . import rates
 from .job_record import JobRecord
 from .lane_limits import label_of, limit_of
+from .running import Running
 from .tables import GROUPS, LIMITS, Tables
 
 Refusal: TypeAlias = Literal["concurrency", "group", "reservation"]
@@ -29,19 +30,30 @@ Refusal: TypeAlias = Literal["concurrency", "group", "reservation"]
 class Budget:
     """The limits of lanes, less their use, inside of one transaction.
 
+    It reads the limits when it is made, and the running jobs when the first use is asked for; the
+    starts that it is told of are added. So it is right as long as nothing else starts a job, ends
+    a run or changes a limit.
+
+    Args:
+      runs: the running jobs, if they are known.
+
     Attributes:
+      limits: the limits of lanes, and those of groups, that were read: other objects after a change
       refused: {lane that a rate has refused: when it allows the next start}
       due: when a rate allows the next start of a lane that only a rate has refused; or inf.
     """
 
-    def __init__(self, tables: Tables, now: float) -> None:
+    def __init__(self, tables: Tables, now: float, runs: Running | None = None) -> None:
         self._tables: Final = tables
         self._now: Final = now
+        self._known_runs = runs
         self._lanes: Final[Mapping[str, LaneLimit]] = tables.of(LIMITS)
+        groups = tables.of(GROUPS)
+        self.limits: Final = self._lanes, groups
         self._limits: Final[dict[str, LaneLimit | None]] = {}
         self._used: Final[dict[str, int]] = {}
         self._groups: Final[dict[str, _GroupUse]] = {}  # {member: its group}
-        for name, limit in tables.of(GROUPS).items():
+        for name, limit in groups.items():
             self._groups.update(dict.fromkeys(limit.members, _GroupUse(name, limit)))
         self._meters_of: Final[dict[str, list[rates.Meter]]] = {}
         self.refused: Final[dict[str, float]] = {}
@@ -58,14 +70,18 @@ class Budget:
         assert limit is not None
         return limit
 
+    def _runs(self) -> Running:
+        if self._known_runs is None:
+            self._known_runs = self._tables.runs()
+        return self._known_runs
+
     def _use(self, lane: str) -> int:
         """Return how many slots of a lane are used."""
         used = self._used.get(lane)
         if used is None:
             # a run that wants its slot back counts as if it held one: it goes before waiting jobs
-            runs = self._tables.runs()
-            used = runs.slots_used(lane) + len(runs.slot_requests(lane))
-            self._used[lane] = used
+            runs = self._runs()
+            used = self._used[lane] = runs.slots_used(lane) + len(runs.slot_requests(lane))
         return used
 
     def _group(self, lane: str) -> tuple[_GroupUse, str] | None:
@@ -75,7 +91,7 @@ class Budget:
         if group is None:
             return None
         if not group.lanes:  # counted when the first of its members asks
-            used = {*self._tables.runs().lanes(), lane}
+            used = {*self._runs().lanes(), lane}
             for other in used:
                 its_member = label_of(self._lanes, other)
                 if its_member is not None and its_member in group.limit.members:
@@ -85,7 +101,10 @@ class Budget:
 
     def free(self, lane: str) -> int | float:
         """Return how many more jobs of a lane may take a slot."""
-        free = self._limit(lane).concurrency - self._use(lane)
+        limit, used = self._limits.get(lane), self._used.get(lane)
+        if limit is None or used is None:  # asked for the first time
+            limit, used = self._limit(lane), self._use(lane)
+        free = limit.concurrency - used
         found = self._group(lane) if self._groups else None
         if found is not None:
             group, member = found
@@ -207,7 +226,7 @@ class Budget:
 
         Such runs return in the order of their fences; reservations and rates do not hold them up.
         """
-        requests = self._tables.runs().slot_requests()
+        requests = self._runs().slot_requests()
         mine = [other for other in requests if other.lane == job.lane]
         # runs that want a slot are counted as used, so they are added to the free slots again
         lane_free = self._limit(job.lane).concurrency - self._use(job.lane) + len(mine)

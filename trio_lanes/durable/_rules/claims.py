@@ -44,7 +44,8 @@ from .history import begun, process_key
 from .holds import note_hold
 from .job_record import HOLDS_SLOT, JobRecord, place_on_list
 from .queues import Queues
-from .tables import FAIR_TURNS, GROUPS, HOLDS, LIMITS, SHARES, Tables
+from .running import Running
+from .tables import FAIR_TURNS, HOLDS, LIMITS, SHARES, Tables
 
 PRIORITIES: Final = (1, 0, -1)
 PASSED_OVER: Final = {0: 8, -1: 9}
@@ -126,8 +127,7 @@ class FairTurns:
 
     def put_served(self, lane: str) -> None:
         """Note the lane of a claim."""
-        if lane != self.served:
-            self._new["served"] = lane
+        self._new["served"] = lane
 
     def write(self) -> None:
         """Write what has changed."""
@@ -169,31 +169,31 @@ class Claims:
             limit, until = budget.limit(lane), math.inf
             if limit is not None and is_paused(limit, queues.now):
                 until = limit.paused_until or until
-                self._note_skipped(turns, budget, lane, "pause", until)
+                self._note_skipped(counts, turns, budget, lane, "pause", until)
             elif limit is not None:
                 if counts.waiting[lane].isdisjoint(names):
                     return 0  # not put aside, since another instance may have the handlers
                 n = int(min(room, budget.free(lane)))
                 if n:
                     return n
-                self._note_skipped(turns, budget, lane, budget.hold(lane))
+                self._note_skipped(counts, turns, budget, lane, budget.hold(lane))
                 if not budget.is_held(lane):  # but by its group: other lanes free that, too
                     return 0
             self._put_aside(counts, lane, until)
             return 0
 
-        limits = tables.of(LIMITS), tables.of(GROUPS)  # other objects when one of them was changed
-        unchanged = all(map(is_, limits, self._limits))
-        self._limits, self._vain = limits, 0
+        unchanged = all(map(is_, budget.limits, self._limits))
+        self._limits, self._vain = budget.limits, 0
         counts.look_again(queues.now, at_all=not unchanged)
         lanes = counts.lanes_after(turns.served)
         suspected = tables.suspected() if len(lanes) > 1 else ()  # a turn has its suspects first
         suspects: dict[str, LaneTurn] = {}
         for lane in filter(suspected.__contains__, lanes) if suspected else ():
             most = free(lane)
-            turn = LaneTurn(queues, lane, names, turns, budget, most, homes) if most else None
-            if turn is not None and turn.suspect is not None:
-                suspects[lane] = turn
+            if most:
+                turn = LaneTurn(queues, counts, lane, names, turns, budget, most, homes)
+                if turn.suspect is not None:
+                    suspects[lane] = turn
         yield from suspects.values()
         others, at_once = (lane for lane in lanes if lane not in suspects), min(room, AT_ONCE)
         while some := list(islice(others, at_once)):
@@ -202,7 +202,7 @@ class Claims:
             for lane in some:
                 if most := free(lane):
                     # one more, so that no further read has to say whether jobs are left
-                    yield LaneTurn(queues, lane, names, turns, budget, most + 1, homes)
+                    yield LaneTurn(queues, counts, lane, names, turns, budget, most + 1, homes)
 
     def _put_aside(
         self, counts: Counts, lane: str, until: float, rated_until: float = math.inf
@@ -213,18 +213,22 @@ class Claims:
             counts.put_aside(lane, min(until, self._queues.now + longest), rated_until)
 
     def take(self, instance: str, room: int) -> list[Claim]:
-        """Claim up to ``room`` jobs for ``instance``."""
+        """Claim up to ``room`` jobs for ``instance``.
+
+        The counts of jobs, the running jobs and the limits are read once; the jobs that it claims
+        are added to what was read.
+        """
         queues, names = self._queues, self._queues.opening.names
         self.due, self.unfinished = None, False
         if room <= 0:
             return []
-        isolation = self._isolation
-        isolation.begin(instance)
+        isolation, runs = self._isolation, queues.tables.runs()
+        isolation.begin(instance, runs)
         counts = queues.tables.counts()
         if not counts.waiting:  # as mostly in a step that reports the end of a job
             self.due = isolation.due
             return []
-        budget = Budget(queues.tables, queues.now)
+        budget = Budget(queues.tables, queues.now, runs)
         turns = FairTurns(queues.tables)
         homes = Homes(queues, instance) if queues.opening.affinity else None
         unseen, seen = self._turns(counts, turns, budget, room, homes), deque[LaneTurn]()
@@ -270,13 +274,20 @@ class Claims:
         return claims
 
     def _note_skipped(
-        self, turns: FairTurns, budget: Budget, lane: str, cause: str, until: float = math.inf
+        self,
+        counts: Counts,
+        turns: FairTurns,
+        budget: Budget,
+        lane: str,
+        cause: str,
+        until: float = math.inf,
     ) -> None:
         """Note why a lane got no turn, if it has ready jobs for this instance."""
         queues = self._queues
 
         def is_held() -> bool:
-            return LaneTurn(queues, lane, queues.opening.names, turns, budget, 1).had_jobs
+            names = queues.opening.names
+            return LaneTurn(queues, counts, lane, names, turns, budget, 1).had_jobs
 
         note_hold(queues.tables, queues.now, lane, cause, until=until, if_so=is_held)
 
@@ -315,9 +326,9 @@ class _Isolation:
         self._max_runs: int | float = math.inf
         self.due: float | None = None
 
-    def begin(self, instance: str) -> None:
+    def begin(self, instance: str, runs: Running) -> None:
         """Count the runs of ``instance``."""
-        self._running, suspects = self._queues.tables.runs().count_and_suspects(instance)
+        self._running, suspects = runs.count_and_suspects(instance)
         self._max_runs, self.due = math.inf, None
         for job in suspects:
             self._restrict(job)
@@ -463,6 +474,7 @@ class LaneTurn:
     """The turn of one lane in a claim, with the jobs that were read from its ready lists.
 
     Args:
+      counts: of the jobs, at the begin of the claim.
       names: the names of the handlers of the instance that claims.
       limit: how many jobs of a list are read at once.
       homes: to which jobs may be left.
@@ -471,6 +483,7 @@ class LaneTurn:
     def __init__(
         self,
         queues: Queues,
+        counts: Counts,
         lane: str,
         names: Collection[str],
         turns: FairTurns,
@@ -490,7 +503,7 @@ class LaneTurn:
         """Whether the next job is too large for this step."""
         self.passes_over = False
         """Whether the next job was left to its home, and the one behind it is the next now."""
-        listed = queues.tables.counts().waiting.get(lane, ())
+        listed = counts.waiting.get(lane, ())
         waiting = [name for name in names if name in listed]
         self._fronts: dict[int, _Front | _FairFront] = {}  # of the priorities that have jobs
         # the priority of the last job, to be read when that is claimed
