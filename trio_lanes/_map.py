@@ -4,6 +4,16 @@ Taking a result submits items until the window is full, and then waits for the j
 for the first job to end. No task does this in the background, so a failure is in no exception
 group, and a slow taker of results slows down the reading of items. Only an async iterable is read
 in a task of its own: reading it may take long, and must not be cancelled when only the taking is.
+
+It stands on the verbs of the loop, because the public verbs lack three things:
+
+* A wait for any of several jobs, or for room. The search for deadlocks has to see it as one wait,
+  which ends if any of them can: waits for single jobs, in tasks of their own, would be refused as
+  soon as one of them cannot.
+* A request for room that keeps its place in line when the task that takes a result is cancelled:
+  `submit` withdraws it.
+* An act that cancels all jobs at once. One after the other, each would give its place to the next,
+  which would start before it is cancelled.
 """
 
 from __future__ import annotations
@@ -291,7 +301,7 @@ class Window(Generic[T_co]):
                 scheduler.give_up_room(self._request)
                 self._request = None
             for job in [*self._unsettled]:
-                scheduler.cancel(job, _BLOCK_LEFT)
+                job.cancel(_BLOCK_LEFT)
         self._wake()  # another task that takes a result
         if self._unsettled:
             with trio.CancelScope(shield=True):
