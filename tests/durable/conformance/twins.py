@@ -353,7 +353,8 @@ class _TwinLife:
     async def _schedule(self) -> None:
         chance, name = self.chance, self.chance.choice("st")
         _, found = await self.twins[0].played.look(SchedulesOf(name, None))
-        due = chance.choice([1e7 * chance.randint(1, 9), *(one.next or 1e7 for one in found)] * 2)
+        # of no clock yet: that of a store in memory is its own, and statistics say what is due
+        due = chance.choice([1e10 * chance.randint(1, 9), *(one.next or 1e10 for one in found)] * 2)
         jobs = [
             SubmittedJob(
                 name="echo",
