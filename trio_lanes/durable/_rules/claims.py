@@ -595,6 +595,7 @@ class LaneTurn:
             return None
         heads = self._heads()
         job = self._choose(heads)
+        # Before the isolation: for a suspect that its rate refuses no other lane has to wait.
         if not self._budget.rates_allow(job):
             return None
         chosen = job.priority
