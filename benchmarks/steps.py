@@ -21,6 +21,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -33,6 +34,7 @@ from trio_lanes import _submission, open_lanes
 from trio_lanes._actors.lane import LaneActor
 from trio_lanes._actors.session import SessionActor
 from trio_lanes._flow.loop import Scheduler
+from trio_lanes.agents import Inbox
 from trio_lanes.durable import MemoryStore, open_durable_lanes
 
 Body = Callable[[int], Awaitable[int]]
@@ -293,30 +295,39 @@ def table(rounds: int) -> str:
     return "\n".join([*head, f"- rounds: {rounds}", "", *lines]) + "\n"
 
 
-def durable_calls() -> str:
-    """How many functions of the library a durable job calls, over memory, in how many modules."""
-
-    async def returns(payload: object) -> object:
-        return payload
-
+async def walk(what: str, once: Callable[[], Awaitable[object]]) -> str:
+    """The calls of the library in one round of ``once``; in how many modules, how often changed."""
     modules: list[str] = []
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and "/trio_lanes/" in frame.f_code.co_filename:
             modules.append(frame.f_code.co_filename)
 
-    async def one() -> None:
-        async with open_durable_lanes(MemoryStore(), {"returns": returns}, {"main": 4}) as lanes:
-            for measured in (False, True):
-                if measured:
-                    await trio.sleep(0.3)  # the step that ends the first is over
-                    sys.setprofile(count)
-                job = await lanes.submit("returns", {"a": 1}, session="alice")
-                await job.wait()
-            sys.setprofile(None)
+    await once()
+    await trio.sleep(0.3)  # the step that ends the first is over
+    sys.setprofile(count)
+    await once()
+    sys.setprofile(None)
+    changes = sum(one != other for one, other in pairwise(modules))
+    return f"{what}: {len(modules)} calls, {len(set(modules))} modules, {changes} changes of module"
 
-    trio.run(one)
-    return f"a durable job over memory: {len(modules)} calls, {len(set(modules))} modules"
+
+async def walks() -> None:
+    """Print the walks of a job, of a message to an inbox, and of a durable job over memory."""
+
+    async def returns(given: object) -> object:
+        return given
+
+    async with open_lanes() as lanes:
+        print(await walk("a job", lambda: lanes.submit_nowait(returns, 1, session="alice").wait()))
+        inbox = Inbox(lanes, "alice", returns)
+        print(await walk("a message to an inbox", lambda: inbox.post("hello").settled()))
+    async with open_durable_lanes(MemoryStore(), {"returns": returns}) as durable:
+
+        async def durable_job() -> None:
+            await (await durable.submit("returns", {"a": 1}, session="alice")).wait()
+
+        print(await walk("a durable job over memory", durable_job))
 
 
 def main() -> None:
@@ -328,7 +339,7 @@ def main() -> None:
     logging.getLogger("trio_lanes").setLevel(logging.ERROR)  # that a burst waits long is known
     text = table(options.rounds)
     print(text, end="")
-    print(durable_calls())
+    trio.run(walks)
     if options.out is not None:
         options.out.write_text(text, encoding="utf-8")
 
