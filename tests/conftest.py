@@ -50,7 +50,9 @@ for name in ("COLUMNS", "LINES"):
 # Stories that fail show what they compared, as tests do.
 pytest.register_assert_rewrite("tests.durable.conformance")
 
-MODELS = Path(__file__).parent / "model"
+TESTS = Path(__file__).parent
+MODELS = TESTS / "model"
+UNMEASURED = (MODELS, TESTS / "examples", TESTS / "incidents")
 
 # A property test takes as long as the machine needs; nothing about that is a failure.
 patient = hypothesis.settings(
@@ -137,6 +139,17 @@ def is_model(item: pytest.Item) -> bool:
     return item.path.is_relative_to(MODELS)
 
 
+def measures_coverage(item: pytest.Item) -> bool:
+    """Whether coverage is measured in a test, which makes it take twice as long.
+
+    Not where a model or a program reaches a line by the way, nor where sizes are compared.
+    """
+    return not (
+        any(item.path.is_relative_to(folder) for folder in UNMEASURED)
+        or any(item.get_closest_marker(mark) for mark in ("thorough", "slow"))
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests and their order; give tests of real processes a second chance in CI.
 
@@ -154,8 +167,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if IN_CI and item.get_closest_marker("real_processes"):
             item.add_marker(pytest.mark.flaky(reruns=1))
-        # What a model reaches by chance is no line that a test is about, and measuring is dear.
-        if is_model(item) or item.get_closest_marker("thorough"):
+        if not measures_coverage(item):
             item.add_marker(pytest.mark.no_cover)
 
 

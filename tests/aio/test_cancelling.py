@@ -193,6 +193,7 @@ CALLERS = [
 ]
 
 
+@pytest.mark.no_cover  # other tests are about each line of this
 @pytest.mark.parametrize("by", ["a cancellation", "a timeout", "a task group"])
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("full", [False, True])

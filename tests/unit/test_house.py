@@ -8,8 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import trio_lanes
 from tools import sizes
+
+pytestmark = pytest.mark.no_cover  # it reads the library, and runs none of it
 
 ROOT = Path(trio_lanes.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -108,11 +112,9 @@ def test_sizes_counts_neither_blank_lines_nor_comments_nor_docstrings_as_code() 
 
 def test_names_of_tests_use_plain_words() -> None:
     names = [
-        node.name
+        name
         for path in TESTS.rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text("utf-8"), re.M)
     ]
     assert len(names) > 2000
     # "no waiter", "the caller", "unknown ..." say who or what it is

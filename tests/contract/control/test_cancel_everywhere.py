@@ -34,8 +34,9 @@ CANCELLED: Final = object()
 
 FAR_LIMITS: Final[dict[str, Any]] = {"timeout": 99, "queue_timeout": 99, "warn_after": 99}
 
-# The orders of tasks that are ready together differ from seed to seed.
-pytestmark = pytest.mark.many_seeds(2)
+# The orders of tasks that are ready together differ from seed to seed. Other tests are about each
+# line of this.
+pytestmark = [pytest.mark.many_seeds(2), pytest.mark.no_cover]
 
 
 class Boom(Exception):

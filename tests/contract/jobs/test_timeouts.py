@@ -296,11 +296,12 @@ async def test_timers_of_many_jobs_go_off_each_at_its_time(autojump_clock: MockC
             i: lanes.submit_nowait(trio.sleep, 1, queue_timeout=1 + i, session=f"s{i % 7}")
             for i in order
         }
-        for i in range(0, 100, 3):
-            jobs[i].cancel()
+        for i, job in jobs.items():
+            if i % 3:  # most of them: their timers are thrown away
+                job.cancel()
         await lanes.wait_empty()
         for i, job in jobs.items():
-            assert job.finished_at == (0.0 if i % 3 == 0 else 1.0 + i)
+            assert job.finished_at == (0.0 if i % 3 else 1.0 + i)
 
 
 async def test_a_shorter_queue_timeout_set_later_goes_off_first(

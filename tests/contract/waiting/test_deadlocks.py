@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import partial
 
@@ -72,6 +73,22 @@ async def test_one_holder_that_can_go_on_is_enough(autojump_clock: MockClock) ->
         await wait_all_tasks_blocked()
         assert lanes.statistics().waiting == 2
     assert [job.exception for job in waits] == [None, None]
+
+
+async def test_a_job_for_which_many_wait_may_wait_for_one_that_waits(
+    autojump_clock: MockClock,
+) -> None:
+    async def waits() -> None:
+        await trio.sleep(1)
+        await middle.wait()
+
+    async with open_lanes({"main": math.inf}) as lanes:
+        last = lanes.submit_nowait(trio.sleep, 2)
+        middle = lanes.submit_nowait(last.wait)
+        job = lanes.submit_nowait(waits)
+        others = [lanes.submit_nowait(job.wait) for _ in range(20)]
+    assert [one.exception for one in (job, *others)] == [None] * 21
+    assert trio.current_time() == 2
 
 
 async def test_a_limit_of_nothing_is_no_deadlock(autojump_clock: MockClock) -> None:
