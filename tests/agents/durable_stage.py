@@ -11,7 +11,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_lanes.agents import DurableHandler, DurableInbox, DurableTurn, Settled, inbox_handler
-from trio_lanes.durable import DurableLanes, RetryPolicy, Store, open_durable_lanes
+from trio_lanes.durable import (
+    DurableLanes,
+    MemoryStore,
+    RetryPolicy,
+    Store,
+    open_durable_lanes,
+)
 
 
 class DurableStage:
@@ -21,6 +27,7 @@ class DurableStage:
         self.store = store
         self.clock = clock
         self._pause = pause  # real seconds in which a notice of a server comes
+        self._rounds = 1 if isinstance(store, MemoryStore) else 12  # it has no thread
         self.log: list[Any] = []
         self.turns: list[DurableTurn] = []
         self.special: dict[str, DurableHandler] = {}
@@ -64,7 +71,7 @@ class DurableStage:
 
     async def settle(self) -> None:
         """Wait until nothing more happens without the passage of time."""
-        for _ in range(12):
+        for _ in range(self._rounds):
             if self._pause:
                 await trio.to_thread.run_sync(time.sleep, self._pause)
             await wait_all_tasks_blocked()

@@ -60,9 +60,10 @@ async def test_an_instrument_hears_once_in_a_window_that_80_percent_of_a_quota_a
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, low, other = MemoryStore(), Low(), Low()
+    options: Any = {"quotas": QUOTAS, "lease_ttl": 3600}  # some 80 heartbeats in the window
     async with (
-        open_durable_lanes(store, {}, quotas=QUOTAS, instruments=[low]) as lanes,
-        open_durable_lanes(store.another(), {}, quotas=QUOTAS, instruments=[other]) as others,
+        open_durable_lanes(store, {}, instruments=[low], **options) as lanes,
+        open_durable_lanes(store.another(), {}, instruments=[other], **options) as others,
     ):
         spent = await lanes.quota("tenant:1").spend(tokens=50)
         await others.quota("tenant:2").spend(tokens=50)

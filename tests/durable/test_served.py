@@ -144,11 +144,26 @@ class LateGuest:
 
 
 TestGuests = durable_store_suite(Guests(), clock=MockClock)
-# `make test` plays the other
-TestServedMemory = pytest.mark.slow(durable_store_suite(InMemory(), clock=MockClock))
+# the same rules, over a wire
+TestServedMemory = pytest.mark.thorough(durable_store_suite(InMemory(), clock=MockClock))
 
 if os.environ.get("TRIO_LANES_LONG_TESTS"):
     TestServedSqlite = durable_store_suite(Served())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_a_message_is_taken_by_the_run_of_a_session_on_any_instance",
+        "test_a_sender_knows_that_its_message_was_taken_while_the_run_goes_on",
+        "test_events_reach_readers_on_any_instance_until_the_job_has_ended",
+        "test_leaving_gives_running_jobs_back_and_counts_as_nothing",
+        "test_requeue_and_purge_with_the_same_ticket_are_done_once",
+        "test_what_a_process_ran_is_given_back_at_once_when_its_end_is_reported",
+    ],
+)
+def test_the_suite_also_runs_over_a_wire(name: str) -> None:
+    assert play(name, InMemory(), clock=MockClock) == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from trio_lanes.durable import (
     DurableState,
     Finish,
     LaneLimit,
+    MemoryStore,
     Opening,
     RetryPolicy,
     Step,
@@ -142,6 +143,7 @@ class Bench:
         self._folder = folder
         self._clock = clock
         self._pause = pause
+        self._rounds = 8
         self._gates: dict[str, trio.Event] = {}
         self._open: list[tuple[bool, DurableLanes]] = []  # (whether it works, itself)
         self.log: list[Any] = []
@@ -169,7 +171,10 @@ class Bench:
 
     def store(self) -> Store:
         """Return a store over the data of this test."""
-        return self._make(self._folder)
+        store = self._make(self._folder)
+        if isinstance(store, MemoryStore):
+            self._rounds = 1  # nothing of it is outside of Trio
+        return store
 
     def played(self) -> Played:
         """Return an instance over the data of this test, which the test plays itself."""
@@ -275,7 +280,7 @@ class Bench:
         """Wait until nothing more happens without the passage of time."""
         if self._pause:  # the clock of a test may stand still
             await trio.to_thread.run_sync(time.sleep, self._pause)
-        for _ in range(8):
+        for _ in range(self._rounds):
             await trio.testing.wait_all_tasks_blocked()
             await self.lanes.pause_for("session:unused", 0)  # returns after all earlier calls
         await trio.testing.wait_all_tasks_blocked()

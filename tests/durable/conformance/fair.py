@@ -30,14 +30,14 @@ class FairStories(Bench):
     """Tests of fair lanes."""
 
     async def test_fair_lanes_start_jobs_in_the_order_of_the_core(self) -> None:
-        for seed in range(4):
+        for seed in range(2):
             chance = Random(seed)
             config = LaneConfig(concurrency=0, fair=True, weights=chance.choice(WEIGHTS))
             await self._judge(chance, config)
 
     @needs("virtual time")
     async def test_lanes_with_aging_start_jobs_in_the_order_of_the_core(self) -> None:
-        for seed in range(3):
+        for seed in range(2):
             await self._judge(Random(seed), LaneConfig(concurrency=0, aging=1.0))
 
     async def _judge(self, chance: Random, config: LaneConfig) -> None:

@@ -341,7 +341,7 @@ class LimitStories(Bench):
     @needs("leases")
     async def test_lanes_that_one_instance_has_no_handlers_for_are_in_turn_for_others(self) -> None:
         # more lanes than a claim looks at in vain; the next job of a lane depends on who asks
-        names = [f"{kind}:{n:02}" for kind in "rt" for n in range(70)]
+        names = [f"{kind}:{n:02}" for kind in "rt" for n in range(55)]
         rate = RateLimit(4, per=100.0, unit="tokens", algorithm="sliding")
         limits: Any = {"main": 4, "t:*": 1, "r:*": LaneConfig(rate=rate)}
         async with (
@@ -355,7 +355,7 @@ class LimitStories(Bench):
                         await asker.submit(handler, f"{handler} {name}", lane=name, cost=costs)
                 if name.startswith("t:"):
                     await asker.submit("gate", f"gate {name}", lane=name)
-            await self._count("other ", 70)
+            await self._count("other ", 55)
             async with self.instance(lanes=limits, only=["gate"], capacity=10):
                 await self._count("gate ", 10)
                 await self.submitted("other", "takes a step")  # and looks at all lanes in vain
