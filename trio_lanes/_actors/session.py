@@ -412,7 +412,9 @@ class SessionActor(Actor):
         return [waiting[other] for other in sorted(waiting) if other < place]
 
     def before(self, job: AnyJob) -> list[AnyJob]:
-        """Return the jobs that come before ``job``, which waits."""
+        """Return the jobs that come before ``job``, which waits, or is readmitted."""
+        if job in self.readmitting:
+            return self.before_again(job)
         return self.readmitted_before(job) + self._waiting_before(job._place)
 
     def newcomer_before(self, job: AnyJob) -> list[AnyJob]:

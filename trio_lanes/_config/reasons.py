@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, final
+from collections.abc import Mapping
+from typing import Final, final
 
 import attrs
 
@@ -71,13 +71,6 @@ class Cause:
         way = [str(self.job), *(f"{number} {relation}" for number, relation in self.chain)]
         when = "" if self.seconds is None else f", in about {in_words(self.seconds)}"
         return " ← ".join([*way, self.root + when])
-
-
-def cause_at(way: Sequence[tuple[int, str]], kind: str, lane: str, root: str, **more: Any) -> Cause:
-    """Return the root at the end of a way: the ids on it, and what each is to the one before."""
-    if more.get("advice") is None and kind in REMEDIES:
-        more["advice"] = REMEDIES[kind].format(lane=lane)
-    return Cause(way[0][0], kind, lane, root, tuple(way[1:]), **more)
 
 
 def in_words(seconds: float) -> str:

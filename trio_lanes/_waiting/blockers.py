@@ -1,37 +1,46 @@
-"""`Job.blocked_by` and `Lanes.would_wait`: the reasons why a job waits."""
+"""`Job.blocked_by` and `Lanes.would_wait`: the reasons why a job waits.
+
+They are `Obstacle`s first, which `causes` follows to the roots.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
-
-import attrs
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from .._actors.actor import Actor
 from .._actors.group import Group
-from .._actors.job import AnyJob, Blocker
+from .._actors.job import AnyJob, Blocker, BlockerKind
 from .._actors.lane import LaneActor
 from .._actors.line import Displacement
 from .._actors.session import SessionActor
 from .._actors.state import HELD, QUEUED, RUNNING, WAITING
 from .deadlock import can_never_regain_slot
 
+_BY_ID: Final = attrgetter("id")
 _LOWERED: Final = "a limit was lowered, and no slot can come unless it is raised"
+
+
+class Obstacle(NamedTuple):
+    """What a `Blocker` says, of the object itself and not of its name."""
+
+    kind: BlockerKind
+    by: Actor | Group
+    jobs: Iterable[AnyJob] = ()
+    until: float | None = None
+    reason: str | None = None
 
 
 def blockers(job: AnyJob, now: float) -> tuple[Blocker, ...]:
     """Return why ``job`` waits now; empty if it has settled, or runs and waits for no job."""
-    if job._state is RUNNING:
-        return tuple(_of_running(job, now))
-    if job._state is not WAITING:
-        return ()
-    lane: LaneActor = job._lane
-    session: SessionActor | None = job._session_lane
-    if job.id in lane.delayed:
-        return (Blocker("delay", lane.name, until=job.submitted_at + job._options.delay),)
-    if session is not None and job._place not in session.forwarded:
-        return tuple(_session_itself(job, session, session.before(job), now))
-    return tuple(_in_lane(job, lane, now))
+    found, line = list(own_obstacles(job)), line_of(job)
+    if line is not None:
+        found += obstacles_in(line, job, line.before(job), now)
+    # without a change of limits it would have been found when the other wait began
+    is_back = job in job._lane.slot_requests
+    why = _LOWERED if is_back and can_never_regain_slot(job) else None
+    return tuple(_blocker(one, why) for one in found)
 
 
 def newcomers_blockers(
@@ -44,119 +53,112 @@ def newcomers_blockers(
         return (Blocker("delay", lane.name, until=now + delay),)
     way = Displacement()
     if session is not None:
-        held = _session_itself(job, session, session.newcomer_before(job), now)
+        held = [*obstacles_in(session, job, session.newcomer_before(job), now)]
         if held:
-            return tuple(held)
+            return tuple(map(_blocker, held))
         way = session.displacement_for(job)
     line = lane.line_with(job, way)
     before = line.before(job)
-    found = _lane_itself(job, lane, before, now)
+    found = [*_in_lane(lane, job, before, now)]
     if not before and lane.group is not None:
-        found += _rate(lane.group, job, now)
         first = lane.group.head_before(lane, job, line.since(), way.leave, now)
         if first is not None:
-            found.append(Blocker("order", lane.group.name, (first,)))
-    return tuple(found)
+            found.append(Obstacle("order", lane.group, (first,)))
+    return tuple(map(_blocker, found))
 
 
-def _of_running(job: AnyJob, now: float) -> list[Blocker]:
-    found = []
-    for wait in (job._waits or {}).values():
-        if wait.target is not None:
-            found.append(Blocker("job", wait.target.lane, (wait.target,)))
-        elif wait.any_of:
-            jobs = _sorted(wait.any_of)
-            found.append(Blocker("job", jobs[0].lane, jobs))
-        else:
-            assert wait.request is not None
-            actor: Actor = wait.request.actor
-            found.append(Blocker("room", actor.name, _sorted(actor.waiting_jobs())))
-    for reason in job._lenders:
-        if reason is not None:
-            found.append(Blocker("lent", job.lane, reason=reason))
-    if job in job._lane.slot_requests:
-        # Without a change of limits it would have been found when the other wait began.
-        why = _LOWERED if can_never_regain_slot(job) else None
-        slots = _slots(job._lane, requested=True)
-        found += [attrs.evolve(blocker, reason=why) for blocker in slots]
-    elif job._slot is QUEUED and job._arrival:
-        found += _in_lane(job, job._lane, now)
-    elif job._slot is QUEUED:
-        session: SessionActor | None = job._session_lane
-        assert session is not None
-        found += _pause(session)
-        before = session.before_again(job)
-        if before:
-            found.append(Blocker("order", session.name, tuple(before)))
-        else:
-            found += _rate(session, job, now)
-    return found
+def own_obstacles(job: AnyJob) -> Iterator[Obstacle]:
+    """Yield why ``job`` waits, but for what holds it where it stands in line."""
+    lane: LaneActor = job._lane
+    if job._state is WAITING and job.id in lane.delayed:
+        yield Obstacle("delay", lane, until=job.submitted_at + job._options.delay)
+    elif job._state is RUNNING:
+        for wait in (job._waits or {}).values():
+            if wait.request is not None:
+                actor: Actor = wait.request.actor
+                yield Obstacle("room", actor, actor.waiting_jobs())
+            else:
+                jobs = wait.any_of if wait.target is None else (wait.target,)
+                yield Obstacle("job", min(jobs, key=_BY_ID)._lane, jobs)
+        for reason in job._lenders:
+            if reason is not None:
+                yield Obstacle("lent", lane, reason=reason)
+        if job in lane.slot_requests:
+            yield from _slots(lane, requested=True)
 
 
-def _session_itself(
-    job: AnyJob, session: SessionActor, before: list[AnyJob], now: float
-) -> list[Blocker]:
-    found = _pause(session)
-    running = session.running_jobs()
-    if len(running) >= session.concurrency:
-        found.append(Blocker("session", session.name, tuple(running)))
-    if before:
-        found.append(Blocker("order", session.name, tuple(before)))
-    elif session.rates:
-        found += _rate(session, job, now)
-    return found
+def line_of(job: AnyJob) -> SessionActor | LaneActor | None:
+    """Return where ``job`` stands in line: in its session or, forwarded, in its lane; or None."""
+    lane: LaneActor = job._lane
+    session: SessionActor | None = job._session_lane
+    if job._state is WAITING and job.id not in lane.delayed:
+        return lane if session is None or job._place in session.forwarded else session
+    if job._state is RUNNING and job._slot is QUEUED:
+        return lane if job._arrival else session
+    return None
 
 
-def _in_lane(job: AnyJob, lane: LaneActor, now: float) -> list[Blocker]:
-    before = lane.before(job)
-    found = _lane_itself(job, lane, before, now)
-    if not before and lane.group is not None:
-        found += _rate(lane.group, job, now)
-        first = lane.group.waits_for_charge(now)
+def obstacles_in(
+    line: SessionActor | LaneActor, job: AnyJob, before: list[AnyJob], now: float
+) -> Iterator[Obstacle]:
+    """Yield what holds ``job`` in a line in which the jobs ``before`` stand before it."""
+    if isinstance(line, LaneActor):
+        yield from _in_lane(line, job, before, now)
+        first = None if before or line.group is None else line.group.waits_for_charge(now)
         if first is not None and first is not job:
-            found.append(Blocker("order", lane.group.name, (first,)))
-    return found
-
-
-def _lane_itself(job: AnyJob, lane: LaneActor, before: list[AnyJob], now: float) -> list[Blocker]:
-    found = _pause(lane)
+            assert line.group is not None
+            yield Obstacle("order", line.group, (first,))
+        return
+    yield from _pause(line)
+    if job._state is WAITING and len(line.running) >= line.concurrency:
+        yield Obstacle("session", line, line.running_jobs())
     if before:
-        found.append(Blocker("order", lane.name, tuple(before)))
-    found += _slots(lane)
+        yield Obstacle("order", line, before)
+    else:
+        yield from _rate(line, job, now)
+
+
+def _in_lane(lane: LaneActor, job: AnyJob, before: list[AnyJob], now: float) -> Iterator[Obstacle]:
+    """Yield what holds ``job`` in its lane, but for the heads of other lanes of the group."""
+    yield from _pause(lane)
+    if before:
+        yield Obstacle("order", lane, before)
+    yield from _slots(lane)
     if not before:
-        found += _rate(lane, job, now)
-    return found
+        yield from _rate(lane, job, now)
+        if lane.group is not None:
+            yield from _rate(lane.group, job, now)
 
 
-def _slots(lane: LaneActor, *, requested: bool = False) -> list[Blocker]:
-    found = []
+def _slots(lane: LaneActor, *, requested: bool = False) -> Iterator[Obstacle]:
     if lane.limiter.available_tokens < 1:
         lanes = [other for other in lane.lanes.values() if other.limiter is lane.limiter]
-        found.append(Blocker("concurrency", lane.name, _holders(lanes)))
+        yield Obstacle("concurrency", lane, _holders(lanes))
     group = lane.group
     if group is not None:
         if not group.has_budget:
-            found.append(Blocker("group", group.name, _holders(group.lanes)))
+            yield Obstacle("group", group, _holders(group.lanes))
         elif group.reserved(lane.label) and not requested:
-            found.append(Blocker("reservation", group.name, _holders(group.lanes)))
-    return found
+            yield Obstacle("reservation", group, _holders(group.lanes))
 
 
-def _holders(lanes: list[LaneActor]) -> tuple[AnyJob, ...]:
-    return _sorted(job for lane in lanes for job in lane.running_jobs() if job._slot is HELD)
+def _holders(lanes: list[LaneActor]) -> list[AnyJob]:
+    return [job for lane in lanes for job in lane.running_jobs() if job._slot is HELD]
 
 
-def _sorted(jobs: Iterable[AnyJob]) -> tuple[AnyJob, ...]:
-    return tuple(sorted(jobs, key=lambda job: job.id))
+def _pause(actor: Actor) -> Iterator[Obstacle]:
+    if actor.paused:
+        yield Obstacle("pause", actor, until=None if actor.paused_for_ever else actor.paused_until)
 
 
-def _pause(actor: Actor) -> list[Blocker]:
-    if not actor.paused:
-        return []
-    until = None if actor.paused_for_ever else actor.paused_until
-    return [Blocker("pause", actor.name, until=until)]
-
-
-def _rate(actor: Actor | Group, job: AnyJob, now: float) -> list[Blocker]:
+def _rate(actor: Actor | Group, job: AnyJob, now: float) -> Iterator[Obstacle]:
     when = actor.rates.ready_at(job._costs, now)
-    return [Blocker("rate", actor.name, until=when)] if when > now else []
+    if when > now:
+        yield Obstacle("rate", actor, until=when)
+
+
+def _blocker(one: Obstacle, why: str | None = None) -> Blocker:
+    """Return ``one`` for users; ``why`` is the reason of a wait for slots, if there is one."""
+    jobs = one.jobs if one.kind == "order" else sorted(one.jobs, key=_BY_ID)
+    reason = why if one.kind in ("concurrency", "group") else one.reason
+    return Blocker(one.kind, one.by.name, tuple(jobs), one.until, reason)
