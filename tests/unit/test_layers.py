@@ -7,7 +7,8 @@ The rules are checked on the syntax trees, so that imports under ``TYPE_CHECKING
 * No import names a private module of the core, except `_config`, which holds pure values: checks
   of arguments, names of lanes, exact numbers; and `_limits`, the arithmetic of rate limits, which
   the stores of durable lanes share. The command is a part of durable lanes, and may use their
-  private modules and names; the monitor makes recordings, by the private modules of `replay`.
+  private modules and names, as may the metrics of a store, whose task is one of the lanes'; the
+  monitor makes recordings, by the private modules of `replay`.
 * A private attribute of another object is used only if a class of the same layer declares it and
   `Job`, `Lane`, `Lanes` and `SessionLane` have no private attribute of that name. So ``x._lane``
   cannot stand for the lane of a job, whatever the type of ``x``.
@@ -35,7 +36,7 @@ LAYERS = ("replay", "durable", "instruments", "agents", "monitor", "command")
 DOORS = ("aio",)
 """Packages that are doors, as the modules of `trio_lanes` itself: they may use all of the core, and
 durable lanes and the page, for which there is a door, too."""
-PARTS_OF = {"command": ["durable"], "monitor": ["replay"]}
+PARTS_OF = {"command": ["durable"], "monitor": ["replay"], "instruments": ["durable"]}
 OF_OTHERS = {"_value_", "_asdict", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
 """Names of `enum`, of named tuples, and of Trio's scheduler, which the simulation seeds."""
 

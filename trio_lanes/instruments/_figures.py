@@ -34,6 +34,9 @@ class Figure(NamedTuple):
     kind: Literal["level", "count", "seconds"]
     says: str
     labels: tuple[str, ...] = ("lane",)
+    unit: str = "{job}"
+    """Of a level or a count of a store: a unit of OpenTelemetry; seconds and shares of 1 are in the
+    names for Prometheus."""
 
 
 JOBS_WAITING: Final = Figure("jobs.waiting", "level", "Jobs that have not started.")

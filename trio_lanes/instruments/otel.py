@@ -42,15 +42,22 @@ The metrics are ``trio_lanes.jobs.waiting`` and ``.running`` (up-down counters),
 ``wait_accounting``). Their attribute is ``trio_lanes.lane``, which may also be ``session:*``.
 ``finished`` has ``trio_lanes.outcome`` too, which may also be ``queue_timeout``, ``cleared`` or
 ``closed``. No metric has the key of a session.
+
+`observe_store` has the metrics of a store of durable lanes: those of
+`trio_lanes.instruments.prometheus.StoreCollector`, named as ``trio_lanes.store.waiting`` and
+``trio_lanes.store.oldest_wait`` (in ``s``), with the attributes ``trio_lanes.lane``,
+``.outcome``, ``.quota``, ``.schedule`` and ``.kind``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, final
+from weakref import WeakKeyDictionary
 
 from trio_lanes import Job, JobState
-from trio_lanes.durable import DurableRun
+from trio_lanes.durable import DurableLanes, DurableRun
 
 from .._config.extras import needs_extra
 from ._figures import (
@@ -67,6 +74,7 @@ from ._figures import (
     error_of,
     outcome_label,
 )
+from ._store import STORE_FIGURES, StoreReads
 
 with needs_extra(__name__, "otel"):
     from opentelemetry import context, metrics, trace
@@ -107,8 +115,7 @@ class OpenTelemetryInstrument(RareFigures):
         self._labels: Final[dict[Job[Any], str]] = {}
 
     def _tell(self, figure: Figure, amount: float, *labels: str) -> None:
-        names = [f"{_NAME}.{label}" for label in figure.labels]
-        self._told[figure](amount, dict(zip(names, labels, strict=True)))
+        self._told[figure](amount, _attributes(figure, labels))
 
     def _label(self, job: Job[Any]) -> str:
         lane = self._labels.pop(job, None) or job.lane_label
@@ -202,3 +209,62 @@ def _measure(meter: metrics.Meter, figure: Figure) -> Callable[[float, dict[str,
     if figure.kind == "level":
         return meter.create_up_down_counter(name, "{job}", figure.says).add
     return meter.create_counter(name, "1", figure.says).add
+
+
+def _attributes(figure: Figure, labels: Iterable[str]) -> dict[str, str]:
+    names = [f"{_NAME}.{label}" for label in figure.labels]
+    return dict(zip(names, labels, strict=True))
+
+
+def observe_store(lanes: DurableLanes, meter: metrics.Meter | None = None) -> None:
+    """Report metrics of the store of durable lanes, until the lanes are left.
+
+    A task of the lanes reads the store every 15 seconds; a collection of the metrics reads nothing.
+    All else is as for `trio_lanes.instruments.prometheus.StoreCollector`: each process that calls
+    this reports the figures of the same store. Not a checkpoint.
+
+    Args:
+      lanes: durable lanes that are open, of `trio_lanes.aio` too.
+      meter: the meter of the instruments; one of the global provider unless one is given. The
+        metrics of two stores need two.
+
+    Raises:
+      TypeError: if ``lanes`` are no durable lanes.
+      RuntimeError: if the lanes were left.
+    """
+    reads = StoreReads(lanes)
+    meter = metrics.get_meter(_NAME) if meter is None else meter
+    observed = _OBSERVED.get(meter)
+    if observed is None:
+        observed = _OBSERVED[meter] = []
+        for figure in STORE_FIGURES:
+            make = (
+                meter.create_observable_counter
+                if figure.kind == "count"
+                else meter.create_observable_gauge
+            )
+            seen: Any = partial(_samples, observed, figure)
+            make(f"{_NAME}.{figure.name}", [seen], figure.unit, figure.says)
+    lanes._beside(partial(_keep, observed, reads))
+
+
+_OBSERVED: Final = WeakKeyDictionary[metrics.Meter, list[StoreReads]]()
+"""By meter, what is reported: a meter makes an instrument of one name only once."""
+
+
+async def _keep(observed: list[StoreReads], reads: StoreReads, lanes: DurableLanes) -> None:
+    observed.append(reads)
+    try:
+        await reads.keep(lanes)
+    finally:
+        observed.remove(reads)
+
+
+def _samples(
+    observed: list[StoreReads], figure: Figure, options: object
+) -> list[metrics.Observation]:
+    return [
+        metrics.Observation(value, _attributes(figure, labels))
+        for reads in [*observed]
+        for labels, value in reads.samples(figure).items()
+    ]

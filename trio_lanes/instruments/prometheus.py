@@ -36,6 +36,38 @@ a scrape in another thread they are those of the scrape before.
 
 A job has the label of its lane at that time: the label of a template's lane changes if the lane
 gets a configuration of its own.
+
+`StoreCollector` has the metrics of a store of durable lanes, which begin with ``store_``:
+
+=================================  =======  ========================================================
+metric                             kind     meaning
+=================================  =======  ========================================================
+``store_waiting``                  gauge    jobs that are queued and do not run
+``store_oldest_wait_seconds``      gauge    for how long the first of them has waited
+``store_running``                  gauge    jobs that run, on all instances
+``store_slots``                    gauge    how many may run at once
+``store_parked``                   gauge    jobs that are delayed or back off
+``store_due``                      gauge    parked jobs and schedules whose time has come
+``store_dead``                     gauge    dead letters, until they are requeued or purged
+``store_ended_total``              counter  jobs that have ended, ever, by ``outcome``
+``store_unhandled``                gauge    jobs whose handler no live instance has
+``store_instances``                gauge    instances that live and run jobs
+``store_oldest_beat_seconds``      gauge    for how long one of these has been silent, at most
+``store_read_age_seconds``         gauge    how long ago all of these figures were read
+``store_quota_left_ratio``         gauge    what is left of a ``quota``, from 0 to 1
+``store_schedule_skipped_total``   counter  due times of a ``schedule`` that submitted no job
+``store_problems``                 gauge    what ``health`` of the lanes finds wrong, by ``kind``
+=================================  =======  ========================================================
+
+The first eight have the label ``lane``: a name or a template of the store; ``store_slots`` of a
+template has those of its lanes that have jobs, and a lane without a limit has none. ``outcome`` is
+the state in which a job ended. A quota of a template has the template's name, and what is left of
+its scarcest; the first 100 quotas in use are read. The 200 oldest schedules have their names, all
+others are ``other``. The longest wait is that among the first ten jobs of each of the 100 lanes
+with most, and of the store.
+
+Each process that has a `StoreCollector` exports the figures of the same store. In PromQL take
+``max without (instance, pod) (...)`` of them; a sum would count each job once for each process.
 """
 
 from __future__ import annotations
@@ -54,6 +86,7 @@ import trio
 from trio_lanes import Job, JobState, Lanes, context_free
 
 from .._config.extras import needs_extra
+from ..durable import DurableLanes
 from ._figures import (
     BODIES_OVERDUE,
     FIGURES,
@@ -69,6 +102,7 @@ from ._figures import (
     RareFigures,
     outcome_label,
 )
+from ._store import READ_EVERY, STORE_FIGURES, StoreReads
 
 with needs_extra(__name__, "prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry
@@ -275,7 +309,68 @@ class _Metrics(Collector):
         return [*zip(self._bounds, accumulate(counts), strict=True)]
 
     def _family(self, figure: Figure) -> Any:
-        name = f"{self._namespace}_{figure.name.replace('.', '_')}"
-        if figure.kind == "seconds":
-            name += "_seconds"
-        return _FAMILIES[figure.kind](name, figure.says, labels=figure.labels)
+        return _family(self._namespace, figure)
+
+
+@final
+class StoreCollector(Collector):
+    """Metrics of the store of durable lanes in ``registry``, until the lanes are left.
+
+    A task of the lanes reads the store, at once and every ``every`` seconds; a scrape reads
+    nothing. What cannot be read keeps its figures, and ``store_read_age_seconds`` grows. Lanes with
+    ``worker=False`` have the same figures, and so have those of `trio_lanes.aio`. Not a checkpoint.
+
+    Args:
+      lanes: durable lanes that are open.
+      registry: the registry of the metrics, the global one unless one is given; the collectors of
+        two stores need two.
+      every: seconds between two reads. Each takes the store some calls, and one for each of the 100
+        lanes with most waiting jobs.
+
+    Raises:
+      TypeError, ValueError: for a bad argument, or if the registry has metrics of these names.
+      RuntimeError: if the lanes were left.
+    """
+
+    def __init__(
+        self,
+        lanes: DurableLanes,
+        *,
+        registry: CollectorRegistry | None = None,
+        every: float = READ_EVERY,
+    ) -> None:
+        self._reads: Final = StoreReads(lanes, every)
+        self._registry: Final = REGISTRY if registry is None else registry
+        self._registry.register(self)
+        try:
+            lanes._beside(self._keep)
+        except RuntimeError:
+            self._registry.unregister(self)
+            raise
+
+    async def _keep(self, lanes: DurableLanes) -> None:
+        try:
+            await self._reads.keep(lanes)
+        finally:
+            self._registry.unregister(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the metrics without their figures."""
+        return [_family("trio_lanes", figure) for figure in STORE_FIGURES]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics with what was read last; in any thread."""
+        for figure in STORE_FIGURES:
+            metric = _family("trio_lanes", figure)
+            for labels, value in self._reads.samples(figure).items():
+                metric.add_metric(labels, value)
+            yield metric
+
+
+def _family(namespace: str, figure: Figure) -> Any:
+    name = f"{namespace}_{figure.name.replace('.', '_')}"
+    if figure.kind == "seconds" or figure.unit == "s":
+        name += "_seconds"
+    elif figure.unit == "1":
+        name += "_ratio"
+    return _FAMILIES[figure.kind](name, figure.says, labels=figure.labels)

@@ -6,14 +6,16 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import Context
 from decimal import Decimal
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar, final
 
 import attrs
+import trio
 
 from ... import (
     Cause,
@@ -119,6 +121,7 @@ class DurableLanes(HasEnd):
         self._jobs: Final[WeakValues[DurableJob]] = WeakValues()
         self._requests: Requests | None = None
         self._quotas: Mapping[str, Sequence[RateLimit]] = {}
+        self._nursery: trio.Nursery  # from the opening on
         self.local: Lanes | None = None
         """The core lanes on which this instance runs its jobs; None with ``worker=False``."""
 
@@ -132,6 +135,11 @@ class DurableLanes(HasEnd):
         job = self._jobs.get(id)
         if job is not None:
             job._cause = data, error
+
+    def _beside(self, task: Callable[[DurableLanes], Awaitable[None]]) -> None:
+        """Have a task until these lanes are left; a RuntimeError if they were. In asyncio, too."""
+        # not in the context of a job that may be the caller
+        Context().run(self._nursery.start_soon, task, self)
 
     def _do(self, act: Act[T]) -> Awaitable[T]:
         return self._store.do(act, new_ticket())

@@ -178,6 +178,7 @@ async def _asking(durable: DurableLanes, opening: Opening) -> AsyncIterator[Dura
     needs_trio("trio_lanes.durable.open_durable_lanes")
     async with durable._store.open(opening):
         async with trio.open_nursery() as nursery:
+            durable._nursery = nursery
             nursery.start_soon(_hear, durable._store)
             yield durable
             durable.close("the block was left")
@@ -211,7 +212,7 @@ async def _working(
                         local, instruments=(cast("LaneInstrument", worker), *instruments)
                     ) as core:
                         durable.local = worker.core = core
-                        worker.nursery = nursery
+                        durable._nursery = worker.nursery = nursery
                         await nursery.start(worker.pump)
                         if worker.steps_ahead:
                             nursery.start_soon(worker.ask_ahead)
