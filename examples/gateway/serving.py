@@ -21,6 +21,7 @@ from starlette.websockets import WebSocket
 
 from trio_lanes import LaneConfig, Lanes, RateLimit
 from trio_lanes.durable import DurableLanes, Store, open_durable_lanes
+from trio_lanes.instruments.logging import log_health
 
 from ..anthropic_api.messages import error as anthropic_error
 from ..chat_agent.keys import hide_in, secret
@@ -162,7 +163,10 @@ async def making(
         hooks.durable = backlog.durable = durable
         backlog.forget_older(AGE)
         await backlog.recover()
-        yield application(engine, hooks, backlog, requests), engine, durable
+        async with trio.open_nursery() as telling:
+            telling.start_soon(log_health, opened, durable)
+            yield application(engine, hooks, backlog, requests), engine, durable
+            telling.cancel_scope.cancel()
 
 
 def lanes_of(options: argparse.Namespace) -> dict[str, LaneConfig]:

@@ -28,7 +28,8 @@ def page(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
     def handle(request: httpx2.Request) -> httpx2.Response:
         path = request.url.path.removeprefix("/lanes/")
         if path == "frames":
-            frame = {"n": 1, "health": asked["health"], "unseen": 0}
+            rest = {"unseen": 0, "left_out": [], "looked": True, **asked.get("rest", {})}
+            frame = {"n": 1, "health": asked["health"], **rest}
             text = b"id: 1\ndata: %s\n\n" % json.dumps(frame).encode()
             return httpx2.Response(200, content=text, headers={"content-type": "text/event-stream"})
         answer = asked.get(path)
@@ -56,15 +57,17 @@ def test_health_of_a_page_is_that_of_its_lanes_and_of_its_store(
 ) -> None:
     page(monkeypatch, health=[])
     assert say("health", capsys) == (0, "healthy\n", "")
-    page(monkeypatch, health=[PROBLEM], durable={"health": [PROBLEM], "unseen": 1200})
-    unseen = "1,200 more lanes with waiting jobs were not looked at\n"
-    assert say("health", capsys) == (1, "main is paused: resume it\n" * 2 + unseen, "")
-    page(monkeypatch, health=[], durable={"error": "the store is away"})
-    told = "trio-lanes: could not look: the store is away\n"
-    assert say("health", capsys) == (2, "", told)
-    page(monkeypatch, health=[], durable=httpx2.ConnectError("refused"))
-    told = "trio-lanes: could not look: http://x/lanes/durable: refused\n"
-    assert say("health", capsys) == (2, "", told)
+    left_out = ["1,200 more lanes with waiting jobs", "the bodies of other processes"]
+    page(monkeypatch, health=[PROBLEM], rest={"left_out": left_out, "unseen": 1200})
+    unseen = f"1 problem; not looked at: {left_out[0]}, {left_out[1]}\n"
+    assert say("health", capsys) == (1, "main is paused: resume it\n" + unseen, "")
+    away = "the store (its figures are as of 12 s ago)"
+    page(monkeypatch, health=[PROBLEM], rest={"left_out": [away], "looked": False})
+    told = f"main is paused: resume it\n1 problem; not looked at: {away}\n"
+    assert say("health", capsys) == (2, told, "")
+    code, _, error = say("health --standstill-after 9", capsys)
+    assert code == 2
+    assert "--standstill-after is for a store, not for a page" in error
 
 
 def test_why_asks_a_page_for_its_jobs_and_for_those_of_its_store(

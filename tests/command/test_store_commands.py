@@ -124,14 +124,19 @@ def test_status_shows_lanes_and_that_there_is_no_worker(shop: Shop) -> None:
 
 def test_health_is_an_exit_code_for_probes(shop: Shop) -> None:
     assert shop.say("health") == (0, "healthy\n", "")
-    assert shop.ask("health") == {"healthy": True, "problems": [], "unseen": 0}
+    healthy = {"healthy": True, "problems": [], "unseen": 0, "left_out": []}
+    assert shop.ask("health") == healthy
+    assert shop.say("health", "--standstill-after", "inf") == (0, "healthy\n", "")
+    assert shop.say("health", "--standstill-after", "60.5") == (0, "healthy\n", "")
+    assert "must be above 0" in shop.say("health", "--standstill-after", "0")[2]
     shop.lanes(lambda lanes: lanes.configure({}, on_dead="hold"))
     (dead,) = shop.kill("s")
     shop.submit(1, session="s")
     code, out, _ = shop.say("health")
     assert code == 1
     assert "keeps session:s closed" in out
-    assert out.endswith(f": requeue or purge {dead}\n")
+    assert f": requeue or purge {dead}\n" in out
+    assert "1 of 'main' died within the last hour: 1 by " in out
     code, out, error = shop.say("health", "--store", "sqlite:nothing.db", store=False)
     assert (code, out) == (2, "")
     assert error == (

@@ -75,6 +75,7 @@ FILES = {
     "AllLanes": ("acts/inspection.py", "inspection.lua", LANES, OPENING, DEADLOCK),
     "AllGroups": ("acts/inspection.py", "inspection.lua", LANES, OPENING, DEADLOCK),
     "AllRules": ("acts/inspection.py", "inspection.lua", LANES, OPENING),
+    "HeldSnapshots": ("acts/inspection.py", "inspection.lua", "_lanes/verdicts.py"),
     "AllInstances": ("acts/inspection.py", "inspection.lua", LANES),
     "AllStatistics": ("acts/inspection.py", "inspection.lua", LANES),
     "QueueOf": ("acts/inspection.py", "inspection.lua", LANES, RUN),

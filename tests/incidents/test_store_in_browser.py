@@ -114,7 +114,7 @@ def test_the_page_gives_the_cause_of_an_incident_by_one_click_and_by_keyboard_al
     async def look(lanes: DurableLanes, job: int | None, found: Any) -> None:
         for name, ask in asks.items():
             monkeypatch.setattr(DurableLanes, name, ask)
-        if found.kind == "slow":
+        if found.kind == "store":
             monkeypatch.setattr(DurableLanes, "statistics", slowly)
         clocks[-1].rate = 1
         async with open_lanes({"main": 1}) as shown, trio.open_nursery() as nursery:
@@ -136,8 +136,8 @@ def test_the_page_gives_the_cause_of_an_incident_by_one_click_and_by_keyboard_al
             await look(lanes, id, causes[-1])
         return causes
 
-    async def health(lanes: DurableLanes) -> Any:
-        problems = await asks["health"](lanes)
+    async def health(lanes: DurableLanes, **options: Any) -> Any:
+        problems = await asks["health"](lanes, **options)
         if problems:
             problem: Problem = problems[0]
             await look(lanes, problem.job, problem)

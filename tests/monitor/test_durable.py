@@ -117,14 +117,14 @@ async def test_the_store_is_asked_every_two_seconds_however_many_look(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
-    instances = DurableLanes.instances
+    health = DurableLanes.health
 
     async def counted(self: DurableLanes) -> Any:
         nonlocal asked
         asked += 1
-        return await instances(self)
+        return await health(self)
 
-    monkeypatch.setattr(DurableLanes, "instances", counted)
+    monkeypatch.setattr(DurableLanes, "health", counted)
     async with opened() as (_, app, _), trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(ask, app, "/durable")

@@ -334,6 +334,15 @@ class Job(Generic[T_co]):
         return None if self._waiting_since == _NEVER_WAITED else self._waiting_since
 
     @property
+    def progress_at(self) -> float | None:
+        """When it has told of `progress` last, or has started, on `trio.current_time`; None if it
+        has not started.
+        """
+        if self._progress_at == math.inf:  # it has lent its slot since
+            return self.started_at
+        return None if self.started_at is None else self._progress_at
+
+    @property
     def waits(self) -> Mapping[str, float]:
         """The seconds that it has waited to start so far, by cause: ``"session"``, ``"slots"``,
         ``"group"``, ``"rate"``, ``"pause"``, ``"delay"`` and ``"order"`` (others are before it).

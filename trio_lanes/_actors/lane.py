@@ -275,8 +275,8 @@ class LaneActor(Actor):
         """
         moved_at = self.ended_at
         for job in self.running_jobs():
-            at = job._progress_at  # of one that lends its slot: infinite
-            moved_at = max(moved_at, (job.started_at or 0.0) if at == math.inf else at)
+            at = job.progress_at
+            moved_at = moved_at if at is None else max(moved_at, at)
         return moved_at
 
     # ---- long waits

@@ -25,11 +25,15 @@ class Problem:
     for the slots of a lane, and nothing of it has started, ended or made progress for its
     ``standstill_after``. ``"pause"``: until it is resumed. ``"concurrency"``, ``"group"``: of 0.
     ``"rate"``: a job is held longer than the limit's ``per``. ``"stalled"``: a job waits, and has
-    no reason to. ``"deadlock"``. Of durable lanes as well: ``"dead"``: a dead job keeps its session
-    closed. ``"handler"``: no live instance has it. ``"instance"``: none lives. ``"capacity"``: none
-    has room. ``"gone"``: the instance of a run. ``"slow"``: the store."""
+    no reason to. ``"deadlock"``. Of durable lanes as well: ``"dead"``: jobs have died within the
+    last hour, or a dead job keeps its session closed. ``"handler"``: no live instance has it.
+    ``"instance"``: none lives, or one is silent. ``"capacity"``: none has room. ``"gone"``: the
+    instance of a run. ``"schedule"``: it skips, or was refused. ``"quota"``: work waits for one
+    that gives nothing back for a minute or longer. ``"snapshot"``: somebody keeps the database from
+    forgetting old rows. ``"store"``: it cannot be reached, or is slow."""
     lane: str
-    """The name of the lane, or the session lane; empty: of all."""
+    """The name of the lane, the session lane, the group or the quota; ``schedule:NAME``; empty: it
+    is about no one of them."""
     text: str
     """What is wrong, in words."""
     advice: str
@@ -47,6 +51,27 @@ class Problems(tuple[Problem, ...]):
 
     unseen: int = 0
     """How many lanes with waiting jobs were not looked at: there were too many."""
+    left_out: tuple[str, ...] = ()
+    """What was not looked at, in words; these lanes among it."""
+    looked: bool = True
+    """Whether it could look: False, if a store cannot be reached."""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence, which also says what was not looked at."""
+        return verdict_on(len(self), self.left_out)
+
+
+def unreachable(error: Exception) -> Problem:
+    """Return that a store cannot be reached."""
+    advice = "look at its server, its disk and the network"
+    return Problem("store", "", f"the store cannot be reached: {error}", advice)
+
+
+def verdict_on(problems: int, left_out: Sequence[str]) -> str:
+    """Return whether lanes are healthy, and what was not looked at, in one sentence."""
+    words = f"{problems:,} problem{'s' if problems > 1 else ''}" if problems else "healthy"
+    return f"{words}; not looked at: {', '.join(left_out)}" if left_out else words
 
 
 def problem_of(
@@ -93,7 +118,13 @@ def standstill_of(lane: str, waiting: int, still: float, job: int, cause: Cause 
     return Problem("standstill", lane, text, advice, job)
 
 
-def distinct(problems: Iterable[Problem | None], unseen: int) -> Problems:
+def distinct(
+    problems: Iterable[Problem | None],
+    unseen: int,
+    left_out: Sequence[str] = (),
+    *,
+    looked: bool = True,
+) -> Problems:
     """Return the first problem of each kind of each lane."""
     found: dict[tuple[str, str], Problem] = {}
     for problem in problems:
@@ -101,4 +132,7 @@ def distinct(problems: Iterable[Problem | None], unseen: int) -> Problems:
             found.setdefault((problem.kind, problem.lane), problem)
     answer = Problems(found.values())
     answer.unseen = unseen
+    lanes = f"{unseen:,} more lane{'s' if unseen > 1 else ''} with waiting jobs"
+    answer.left_out = (lanes, *left_out) if unseen else tuple(left_out)
+    answer.looked = looked
     return answer

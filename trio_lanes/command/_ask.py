@@ -14,6 +14,7 @@ import attrs
 
 from .. import UnknownLaneError, resolve_global_lane
 from .._config.names import SESSION_PREFIX, is_template, template_of
+from .._config.problems import verdict_on
 from ..durable import (
     DurableLanes,
     DurableState,
@@ -24,7 +25,7 @@ from ..durable import (
 )
 from ..durable._lanes.causes import lives
 from ._answer import Answer, Table, counted, cut, moment, number, shortened
-from ._exits import DONE, NO, CommandError
+from ._exits import DONE, NO, USAGE, CommandError
 from ._limits import fairness, groups_table, locks_table, notes, of, quotas_table, template
 from ._show import progress
 
@@ -255,19 +256,28 @@ def why_lines(id: int, state: str, roots: Sequence[Mapping[str, Any]]) -> list[s
     return lines
 
 
-async def health(lanes: DurableLanes) -> Answer:
+async def health(lanes: DurableLanes, standstill_after: float | None) -> Answer:
     """Show what is wrong. The exit code is for probes: 0 healthy, 1 not, 2 could not look."""
-    found = await lanes.health()
-    return verdict([attrs.asdict(one) for one in found], found.unseen)
+    bound = {} if standstill_after is None else {"standstill_after": standstill_after}
+    found = await lanes.health(**bound)
+    problems = [attrs.asdict(one) for one in found]
+    return verdict(problems, found.left_out, unseen=found.unseen, looked=found.looked)
 
 
-def verdict(problems: Sequence[Mapping[str, Any]], unseen: int) -> Answer:
-    """Return the answer for a probe: 0 without problems, else 1."""
-    lines = [f"{one['text']}: {one['advice']}" for one in problems] or ["healthy"]
-    if unseen:
-        lines.append(f"{number(unseen)} more lanes with waiting jobs were not looked at")
-    document = {"healthy": not problems, "problems": problems, "unseen": unseen}
-    return Answer(document, lines, NO if problems else DONE)
+def verdict(
+    problems: Sequence[Mapping[str, Any]], left_out: Sequence[str], *, unseen: int, looked: bool
+) -> Answer:
+    """Return the answer for a probe: 0 without problems, else 1; 2 if it could not look."""
+    lines = [f"{one['text']}: {one['advice']}" for one in problems]
+    if left_out or not problems:
+        lines.append(verdict_on(len(problems), left_out))
+    document = {
+        "healthy": not problems,
+        "problems": problems,
+        "unseen": unseen,
+        "left_out": left_out,
+    }
+    return Answer(document, lines, USAGE if not looked else NO if problems else DONE)
 
 
 async def failures(lanes: DurableLanes, **of: Any) -> Answer:

@@ -24,12 +24,10 @@ async def health(url: str, headers: Mapping[str, str]) -> Answer:
     frames_url = check_url(url)
     async with page_client(url, headers) as client:
         await follow(client, frames_url, show_one)
-        store = await _get(client, url, "durable") or {}
-    if "error" in store:
-        raise CommandError(store["error"], STORE_UNAVAILABLE)
-    both = (frames[0], store)
-    problems = [problem for one in both for problem in one.get("health", ())]
-    return verdict(problems, sum(one.get("unseen", 0) for one in both))
+    said = frames[0]
+    return verdict(
+        said["health"], said["left_out"], unseen=said["unseen"], looked=said.get("looked", True)
+    )
 
 
 async def why(url: str, headers: Mapping[str, str], ids: Sequence[int]) -> Answer:

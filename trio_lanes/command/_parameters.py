@@ -29,6 +29,16 @@ def seconds(text: str | float) -> float:
     return value
 
 
+def seconds_or_inf(text: str | float) -> float:
+    """Parse a number of seconds above 0, which may be infinite."""
+    if str(text).strip().lower() == "inf":
+        return math.inf
+    value = seconds(text)
+    if not value:
+        raise click.BadParameter(f"{text!r} must be above 0")
+    return value
+
+
 def moment(text: str) -> float:
     """Parse a time: ISO 8601, in local time unless it has an offset. Return Unix time."""
     try:

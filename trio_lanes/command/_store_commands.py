@@ -25,6 +25,7 @@ from ._parameters import (
     rate,
     reserve,
     seconds,
+    seconds_or_inf,
     weight,
 )
 from ._show import show
@@ -107,7 +108,16 @@ COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
         _limit(50),
     ),
     _ask.why: (_ids(required=True), *ASKS_PAGE),
-    _ask.health: ASKS_PAGE,
+    _ask.health: (
+        click.Option(
+            ["--standstill-after"],
+            type=seconds_or_inf,
+            metavar="SECONDS",
+            help="How long nothing of a lane may begin or end while jobs wait for its slots; inf:"
+            " for ever. Default: 300; of a page, the lanes of the application say it.",
+        ),
+        *ASKS_PAGE,
+    ),
     _ask.failures: (
         OF,
         HANDLER,
@@ -257,6 +267,8 @@ def _on_store(act: Act) -> Callable[..., int]:
             raise click.UsageError(f"Missing option '--store', or TRIO_LANES_STORE{or_page}")
         try:
             if page is not None:
+                if options.pop("standstill_after", None) is not None:
+                    raise click.UsageError("--standstill-after is for a store, not for a page")
                 answer = trio.run(partial(_of_page(act), page, parse_headers(headers), **options))
             else:
                 answer = trio.run(ask, str(store), options)

@@ -25,6 +25,7 @@ import trio
 from .. import DrainReport, shutdown_on_signals
 from ..durable import DurableLanes, Store, StoreError
 from ..durable._runs.lease import Lease, watching_leases
+from ..instruments.logging import log_health
 from ._application import NeedsLoop, find_application, find_object, open_application
 from ._children import ParentConnection
 from ._exits import DONE, NO, CommandError, exit_code, first_leaf
@@ -212,13 +213,16 @@ class _ThisWorker:
     ) -> None:
         options = self._options
         reloads = callable(reload)
-        self._report = await shutdown_on_signals(
-            lanes,
-            grace=options.grace,
-            cancel_grace=options.cancel_grace,
-            signals=ENDING if reloads else (*ENDING, RELOADING),
-            reset_signal=RESETTING,
-            reload_signal=RELOADING if reloads else None,
-            reload=reload if callable(reload) else None,
-            task_status=task_status,
-        )
+        async with trio.open_nursery() as until_then:
+            until_then.start_soon(log_health, lanes)
+            self._report = await shutdown_on_signals(
+                lanes,
+                grace=options.grace,
+                cancel_grace=options.cancel_grace,
+                signals=ENDING if reloads else (*ENDING, RELOADING),
+                reset_signal=RESETTING,
+                reload_signal=RELOADING if reloads else None,
+                reload=reload if callable(reload) else None,
+                task_status=task_status,
+            )
+            until_then.cancel_scope.cancel()

@@ -26,17 +26,27 @@ field                          events
 ``retry_after``                ``lanes_closing``
 =============================  =====================================================================
 
+`log_health` is a task that writes what is wrong with lanes, when it comes and when it has gone.
+
 No field has the key of a session: the number of keys has no bound, and a key may be private.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any, Final, final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
-from trio_lanes import Job, Lane, LaneInstrument, SessionLane
+import trio
 
+from trio_lanes import Job, Lane, LaneInstrument, Lanes, Problem, Problems, SessionLane
+
+from .._config.check import finite_seconds, positive_seconds
+from .._config.names import SESSION_PREFIX
 from ._figures import error_of, lane_label
+
+if TYPE_CHECKING:
+    from trio_lanes.durable import DurableLanes
 
 _WARNINGS: Final = {"job_waiting_long", "job_overdue", "lane_reset"}  # events
 
@@ -187,3 +197,66 @@ def _seconds(since: float | None, until: float | None) -> float:
     assert since is not None
     assert until is not None
     return until - since
+
+
+async def log_health(*lanes: Lanes | DurableLanes, every: float = 30.0) -> NoReturn:
+    """Write to the logger ``trio_lanes.health`` when a problem comes, and when it has gone.
+
+    ::
+
+        nursery.start_soon(log_health, lanes, durable)
+
+    A problem is what `Lanes.health <trio_lanes.Lanes.health>` and ``DurableLanes.health`` find. It
+    is one line of the level WARNING when it comes, and one of INFO when it has gone; the records
+    have ``event`` (``"problem"``, ``"problem_gone"``), ``kind`` and ``lane`` as fields. While a
+    store cannot be reached, what was wrong in it is not said to have gone. It runs until it is
+    cancelled. Of lanes for asyncio, give it ``lanes.trio``, in the nursery of a Trio task.
+
+    Args:
+      lanes: lanes of the core, and durable lanes; of several, each ``(kind, lane)`` is told once.
+      every: seconds between two looks.
+
+    Raises:
+      TypeError, ValueError: if there are no lanes, or ``every`` is no positive number of seconds.
+    """
+    for one in lanes:
+        if not callable(getattr(one, "health", None)):
+            raise TypeError(f"lanes must be Lanes or DurableLanes, not {one!r}")
+    if not lanes:
+        raise ValueError("lanes must be given: there is nothing to look at")
+    finite_seconds("every", positive_seconds("every", every))
+    logger = logging.getLogger("trio_lanes.health")
+    known: list[dict[tuple[str, str], Problem]] = [{} for _ in lanes]
+    while True:
+        before = _merged(known)
+        for place, one in enumerate(lanes):
+            try:
+                problems = one.health()
+                if not isinstance(problems, Problems):
+                    problems = await problems
+            except Exception:  # it is no reason to end what it is to watch
+                logger.exception("the health of %r could not be looked at", one)
+                continue
+            found = {(problem.kind, problem.lane): problem for problem in problems}
+            known[place] = found if problems.looked else known[place] | found
+        now = _merged(known)
+        for key in now.keys() - before.keys():
+            logger.warning("%s", now[key], extra=_fields_of("problem", now[key]))
+        for key in before.keys() - now.keys():
+            has_gone = _fields_of("problem_gone", before[key])
+            logger.info("it has gone: %s", before[key].text, extra=has_gone)
+        await trio.sleep(every)
+
+
+def _merged(known: Iterable[Mapping[tuple[str, str], Problem]]) -> dict[tuple[str, str], Problem]:
+    """Return the first problem of each kind and lane."""
+    merged: dict[tuple[str, str], Problem] = {}
+    for problems in known:
+        merged = {**problems, **merged}
+    return merged
+
+
+def _fields_of(event: str, problem: Problem) -> dict[str, object]:
+    of_session = problem.lane.startswith(SESSION_PREFIX)
+    lane = f"{SESSION_PREFIX}*" if of_session else problem.lane
+    return {"event": event, "kind": problem.kind, "lane": lane}

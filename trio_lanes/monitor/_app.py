@@ -42,6 +42,7 @@ _MAX_BYTES: Final = 4096  # of an action
 _MAX_HISTORY: Final = 1000
 _MAX_WANTED: Final = 200  # characters that are looked for
 _STREAM_SECONDS: Final = 300.0  # then the page connects again, and is authorized again
+_FIRST_LOOK: Final = 1.0  # seconds that the first frame waits for the store
 _BODY_SECONDS: Final = 10.0  # seconds that the body of an action may take
 
 Answer: TypeAlias = Callable[[Request, Role], object]
@@ -123,9 +124,9 @@ class _Page:
         self._title: Final = title
         self._notes: Final = Notes(lanes)
         records = Records(lanes)
-        self._frames: Final = Frames(lanes, self._notes, records)
-        self._actions: Final = Actions(lanes, self._frames, self._notes)
         self._store: Final = None if durable is None else Durable(durable, self._notes)
+        self._frames: Final = Frames(lanes, self._notes, records, self._store)
+        self._actions: Final = Actions(lanes, self._frames, self._notes)
         if self._store is not None:
             for verb in (self._store.requeue, self._store.retry, self._store.promote):
                 self._actions.verbs[verb.__name__] = verb
@@ -206,7 +207,10 @@ class _Page:
         await self._role(request)
         if self._frames.viewers >= MAX_VIEWERS:
             raise RefusedError(503, f"{MAX_VIEWERS} viewers look already; try again later")
-        return _Stream(self._frames)
+        if self._store is not None:
+            with trio.move_on_after(_FIRST_LOOK):  # so that the first frame has the store, too
+                await self._store.view()
+        return _Stream(self._frames, self._store)
 
     # ---- what is answered with JSON
 
@@ -271,8 +275,9 @@ class _Page:
 class _Stream(StreamingResponse):
     """The frames as server-sent events for one viewer, who looks until it has ended."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: Frames, store: Durable | None) -> None:
         self._frames: Final = frames
+        self._store: Final = store
         self._events: Final = self._follow()
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         super().__init__(self._events, media_type="text/event-stream", headers=headers)
@@ -280,7 +285,13 @@ class _Stream(StreamingResponse):
     async def __call__(self, *args: Any) -> None:
         with self._frames.viewed():  # no checkpoint was since the number of viewers was looked at
             async with aclosing(self._events):  # a viewer may leave at any await
-                await super().__call__(*args)
+                if self._store is None:
+                    await super().__call__(*args)
+                    return
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._store.follow)
+                    await super().__call__(*args)
+                    nursery.cancel_scope.cancel()
 
     async def _follow(self) -> AsyncGenerator[bytes, None]:
         ends_at, number = trio.current_time() + _STREAM_SECONDS, 0

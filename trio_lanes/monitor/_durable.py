@@ -9,25 +9,33 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from heapq import nlargest
+from typing import Any, Final, NoReturn, final
 
 import trio
 
+from trio_lanes import Lanes, Problem
 from trio_lanes.durable import (
     DurableLanes,
     DurableRun,
     DurableState,
+    DurableStatistics,
     DurableStatus,
     ResultGoneError,
     StoreError,
+    StoreUnavailableError,
 )
 
+from .._config.names import template_of
+from .._config.problems import unreachable
+from .._config.reasons import in_words
 from ._actions import whole
-from ._frames import verdict
+from ._both import StoredLanes
 from ._guard import RefusedError
 from ._notes import Notes
-from ._shown import MAX_ROWS, Frame, clipped, shown
+from ._shown import MAX_ROWS, Frame, clipped, shown, shown_problem
 from ._story import children_of, root_of
 
 EVERY: Final = 2.0  # seconds
@@ -51,6 +59,13 @@ class Durable:
         self._asking: Final = trio.Lock()
         self._view: Frame = {}
         self._asked_at = -math.inf
+        self._read_at = -math.inf
+        self.problems: Sequence[Problem] = ()
+        """What is wrong with the store, as far as it was looked at last."""
+        self._left_out: Sequence[str] = ()
+        self.lanes: Mapping[str, StoredLanes] = {}
+        """Its lanes by their labels, as they were read last."""
+        self.sessions = 0
 
     async def view(self) -> Frame:
         """Return the state of the store, which may be two seconds old. A checkpoint."""
@@ -58,10 +73,41 @@ class Durable:
             if trio.current_time() >= self._asked_at + EVERY:
                 try:
                     self._view = await self._look()
+                    self._read_at = trio.current_time()
                 except StoreError as error:
-                    self._view = {"error": clipped(error, 300)}
+                    self._view = {**self._view, "error": clipped(error, 300)}
+                    others = [one for one in self.problems if one.kind != "store"]
+                    self.problems = [unreachable(error), *others]
                 self._asked_at = trio.current_time()
-            return self._view
+            if "error" not in self._view or self._read_at == -math.inf:
+                return self._view
+            return {**self._view, "age": round(trio.current_time() - self._read_at, 3)}
+
+    async def follow(self) -> NoReturn:
+        """Keep what is known of the store new, until this is cancelled."""
+        while True:
+            with suppress(Exception):  # who asks for the view gets the error, and the log has it
+                await self.view()
+            await trio.sleep(EVERY)
+
+    def is_of(self, lanes: Lanes) -> bool:
+        """Whether ``lanes`` are those on which this instance runs the jobs of the store."""
+        return self._lanes.local is lanes
+
+    @property
+    def left_out(self) -> list[str]:
+        """What was not looked at, in words; with the age of what could not be read again."""
+        if self._read_at == -math.inf:
+            return ["the store"]
+        if "error" not in self._view:
+            return [*self._left_out]
+        age = in_words(trio.current_time() - self._read_at)
+        return [*self._left_out, f"the store (its figures are as of {age} ago)"]
+
+    @property
+    def looked(self) -> bool:
+        """Whether the store could be looked at."""
+        return "error" not in self._view and self._read_at > -math.inf
 
     async def _look(self) -> Frame:
         lanes = self._lanes
@@ -71,11 +117,17 @@ class Durable:
         parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MAX_JOBS_OF_A_STATE)
         waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MAX_JOBS_OF_A_STATE)
         problems = await lanes.health()
+        if not problems.looked:
+            raise StoreUnavailableError(problems[0].text)
+        self.lanes = await self._by_label(now)
+        self.problems, self._left_out, self.sessions = problems, problems.left_out, now.sessions
         groups = Counter((job.name, _type(job)) for job in letters)
         seen = max((job.seen_at for job in (*letters, *parked, *waiting)), default=time.time())
         return {
             "at": round(seen, 3),  # by the store's clock, as all times of its jobs
-            **verdict(problems),
+            "health": [shown_problem(one) for one in problems],
+            "unseen": problems.unseen,
+            "left_out": problems.left_out,
             "totals": shown(now, *JOB_COUNTS),
             "lanes": shown(now.lanes),
             "ended": shown(now.ended),
@@ -96,6 +148,22 @@ class Durable:
             "schedules": shown(await lanes.schedules(MAX_ROWS), "name", "next", "last", "skipped"),
             "jobs": shown([*parked, *waiting], *_OF_A_JOB),
         }
+
+    async def _by_label(self, now: DurableStatistics) -> Mapping[str, StoredLanes]:
+        """Return the lanes by their names, or by their templates."""
+        limits = await self._lanes.limits()
+        waiting = (name for name, one in now.lanes.items() if one.waiting)
+        longest = nlargest(MAX_ROWS, waiting, key=lambda name: now.lanes[name].waiting)
+        found: dict[str, StoredLanes] = {}
+        for name, one in now.lanes.items():
+            label = name if name in limits else template_of(name, limits) or name
+            oldest = 0.0
+            if name in longest:
+                for job in await self._lanes.jobs(name, states=[DurableState.WAITING], limit=1):
+                    ended = job.history[-1].ended_at if job.history else None
+                    oldest = job.seen_at - (ended or job.submitted_at + job.waits.get("delay", 0))
+            found.setdefault(label, StoredLanes()).add(one, oldest)
+        return found
 
     async def story(self, id: int, *, operates: bool) -> Frame | None:
         """Return a job of the store, its attempts, and the root of its wait.

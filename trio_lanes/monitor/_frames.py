@@ -17,17 +17,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, takewhile
-from typing import Any, Final, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 from weakref import WeakValueDictionary
 
 import trio
 
-from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problems, RateStatistics
+from trio_lanes import Job, JobState, Lanes, LaneStatistics, RateStatistics
 
 from ..replay._capture import RunFacts, facts_of
+from ._both import add_to_row, add_to_totals, row_of_store
 from ._notes import Notes
 from ._records import EndedRun, Records, Step
-from ._shown import MAX_ROWS, Frame, clipped, shown
+from ._shown import MAX_ROWS, Frame, clipped, shown_problem
+
+if TYPE_CHECKING:
+    from ._durable import Durable
 
 INTERVAL: Final = 0.25  # seconds between two frames, at least
 MAX_RUNNING: Final = 24  # jobs of a row
@@ -67,8 +71,11 @@ class _Seldom(Generic[T]):
 class Frames:
     """Makes the frames of one monitor."""
 
-    def __init__(self, lanes: Lanes, notes: Notes, records: Records) -> None:
+    def __init__(
+        self, lanes: Lanes, notes: Notes, records: Records, store: Durable | None = None
+    ) -> None:
         self._lanes: Final = lanes
+        self._store: Final = store
         self._notes: Final = notes
         self.records: Final = records
         self.viewers = 0
@@ -79,7 +86,7 @@ class Frames:
         self._making: Final = trio.Lock()
         self._shown: Final[WeakValueDictionary[int, Job[Any]]] = WeakValueDictionary()
         self._quantiles: Final = _Seldom(lambda now: _quantiles(records, now))
-        self._health: Final = _Seldom(lambda now: verdict(lanes.health()))
+        self._health: Final = _Seldom(lambda now: lanes.health())
         self._longest: Final = _Seldom(self._sessions_by_wait)
         self._reasons: Final = _Seldom(self._longest_waits)
         self._sent_record = 0
@@ -137,23 +144,28 @@ class Frames:
         oldest = max(rows, key=lambda row: row["oldest"], default=None)
         ended = [ended_frame(record) for record in self.records.after(self._sent_record)]
         self._sent_record = self.records.last
+        totals: Frame = {
+            "active": statistics.active,
+            "waiting": statistics.waiting,
+            "parked": None,
+            "sessions": statistics.sessions,
+            "abandoned": statistics.abandoned,
+            "oldest": round(statistics.oldest_wait, 3),
+            "limit": _number(sum(lane.concurrency for lane in each)),
+            **_sums(each, "slots", "lent", "finished", "failed", "cancelled"),
+            "quantiles": self._quantiles.at(now).get(""),
+        }
+        if self._store is not None:
+            stored = self._store.lanes.values()
+            add_to_totals(totals, stored, self._store.sessions, same=self._store.is_of(self._lanes))
+        totals["oldest_lane"] = oldest["name"] if oldest and oldest["oldest"] else ""
         return {
             "n": self.number,
             "at": round(now, 4),
             "wall": round(time.time(), 3),
             "pid": os.getpid(),
-            "totals": {
-                "active": statistics.active,
-                "waiting": statistics.waiting,
-                "sessions": statistics.sessions,
-                "abandoned": statistics.abandoned,
-                "oldest": round(statistics.oldest_wait, 3),
-                "oldest_lane": oldest["name"] if oldest and oldest["oldest"] else "",
-                "limit": _number(sum(lane.concurrency for lane in each)),
-                **_sums(each, "slots", "lent", "finished", "failed", "cancelled"),
-                "quantiles": self._quantiles.at(now).get(""),
-            },
-            **self._health.at(now),
+            "totals": totals,
+            **self._verdict(now),
             "lanes": rows,
             "more_lanes": self._left_out,
             "groups": [
@@ -174,6 +186,23 @@ class Frames:
             "notes": self._notes.last(),
         }
 
+    def _verdict(self, now: float) -> Frame:
+        """Return what is wrong with the lanes and with the store, each kind of each lane once."""
+        here, store = self._health.at(now), self._store
+        found = [(one, False) for one in here]
+        left_out = [*here.left_out]
+        if store is not None:
+            known = {(one.kind, one.lane) for one in here}
+            found += [(one, True) for one in store.problems if (one.kind, one.lane) not in known]
+            left_out += [one for one in store.left_out if one not in left_out]
+        return {
+            "health": [shown_problem(one, stored=stored) for one, stored in found[:MAX_ROWS]],
+            "more_problems": len(found[MAX_ROWS:]),
+            "unseen": here.unseen,
+            "left_out": [clipped(one) for one in left_out],
+            "looked": store is None or store.looked,
+        }
+
     # ---- lanes
 
     def _rows(
@@ -184,12 +213,19 @@ class Frames:
         for name, lane in lanes.items():
             by_label[self._lanes.lane(name).label].append((name, lane))
         rows = []
-        self._left_out = max(0, len(by_label) - MAX_ROWS)
-        for label in self._labels(by_label, now):
-            members = by_label[label]
-            each = [lane for _, lane in members]
-            row = _row(label, each, held.get(label), quantiles.get(label))
-            row["longest"] = self._longest_wait(label, now)
+        stored = {} if self._store is None else self._store.lanes
+        all_labels = list(dict.fromkeys((*by_label, *stored)))
+        self._left_out = max(0, len(all_labels) - MAX_ROWS)
+        for label in self._labels(all_labels, by_label, now):
+            members = by_label.get(label, [])
+            if members:
+                each = [lane for _, lane in members]
+                row = _row(label, each, held.get(label), quantiles.get(label))
+                row["longest"] = self._longest_wait(label, now)
+            else:
+                row = row_of_store(label, stored[label])
+            if self._store is not None and label in stored:
+                add_to_row(row, stored[label], same=self._store.is_of(self._lanes))
             rows.append(row)
             for name, lane in members:
                 if len(jobs) >= MAX_FRAME_JOBS:
@@ -199,18 +235,26 @@ class Frames:
         return rows
 
     def _labels(
-        self, by_label: Mapping[str, list[tuple[str, LaneStatistics]]], now: float
+        self,
+        labels: list[str],
+        by_label: Mapping[str, list[tuple[str, LaneStatistics]]],
+        now: float,
     ) -> Iterable[str]:
         """Return the labels of the rows: all, or those with a problem or with the longest waits."""
         if not self._left_out:
-            return by_label
-        wrong = {problem["lane"] for problem in self._health.at(now)["health"]}
+            return labels
+        wrong = {clipped(problem.lane) for problem in self._health.at(now)}
         waits = {
-            label: (clipped(label) in wrong, max(lane.oldest_wait for _, lane in members))
-            for label, members in by_label.items()
+            label: max((lane.oldest_wait for _, lane in by_label.get(label, ())), default=0.0)
+            for label in labels
         }
-        first = set(heapq.nlargest(MAX_ROWS, waits, key=waits.__getitem__))
-        return [label for label in by_label if label in first]
+        if self._store is not None:
+            wrong |= {clipped(problem.lane) for problem in self._store.problems}
+            for label, one in self._store.lanes.items():
+                waits[label] = max(waits[label], one.oldest)
+        ranks = {label: (clipped(label) in wrong, waited) for label, waited in waits.items()}
+        first = set(heapq.nlargest(MAX_ROWS, ranks, key=ranks.__getitem__))
+        return [label for label in labels if label in first]
 
     def _longest_waits(self, now: float) -> dict[str, tuple[Job[Any], str]]:
         """Return the job of each row that has waited longest, and the root of its wait."""
@@ -342,6 +386,7 @@ def _row(
         "in_sessions": sum(lane.waiting_in_sessions for lane in each),
         "in_lane": sum(lane.waiting_in_lane for lane in each),
         "oldest": round(max(lane.oldest_wait for lane in each), 3),
+        "parked": None,
         "paused": all(lane.paused for lane in each),
         "paused_until": _time(first.paused_until),
         "rate_until": _time(max((until for until in untils if until is not None), default=None)),
@@ -364,11 +409,6 @@ def _rate(rate: RateStatistics) -> Frame:
         "most": most,
         "full_at": _time(rate.full_at),
     }
-
-
-def verdict(problems: Problems) -> Frame:
-    """Return what every viewer is shown of what is wrong."""
-    return {"health": shown(problems, longest=300), "unseen": problems.unseen}
 
 
 def ended_frame(record: EndedRun) -> Frame:

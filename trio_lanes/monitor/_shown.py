@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import attrs
 
+from trio_lanes import Problem
+
 Frame = dict[str, Any]
 
 MAX_ROWS: Final = 60
@@ -47,3 +49,12 @@ def shown(value: Any, *names: str, longest: int = 120) -> Any:
     if isinstance(value, Sequence):
         return [shown(each, *names, longest=longest) for each in value[:MAX_ROWS]]
     return value
+
+
+def shown_problem(problem: Problem, *, stored: bool = True) -> Frame:
+    """Return a problem for the page.
+
+    Args:
+      stored: whether the job that it names is one of a store.
+    """
+    return {**shown(problem, longest=300), "stored": stored}

@@ -106,7 +106,7 @@ class BlockerStories(Bench):
             dead = await self.submitted("bad", session="s")
             assert await reasons(lanes, dead.id) == []
             assert await lanes.root_causes(dead.id) == ()
-            assert await lanes.health() == ()
+            assert await kinds(lanes) == [("dead", "main", dead.id)]
             jobs = [await self.submitted("echo", session="s") for _ in range(2)]
             root = f"{dead.id} 'bad' of its session, which is dead: ValueError: no"
             for job in jobs:
@@ -115,8 +115,9 @@ class BlockerStories(Bench):
                 assert (cause.kind, cause.jobs) == ("dead", (dead.id,))
                 assert line(cause) == f"{job.id} ← {root}"
                 assert cause.advice == f"requeue or purge {dead.id}"
-            assert await kinds(lanes) == [("dead", "session:s", dead.id)]
-            (problem,) = await lanes.health()
+            of_session, of_lane = ("dead", "session:s", dead.id), ("dead", "main", dead.id)
+            assert await kinds(lanes) == [of_session, of_lane]
+            problem, _ = await lanes.health()
             assert str(problem) == (
                 f"job {dead.id} 'bad' is dead and keeps session:s closed (ValueError: no): "
                 f"requeue or purge {dead.id}"

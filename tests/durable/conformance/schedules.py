@@ -47,7 +47,7 @@ async def fired(
 ) -> FireSchedule:
     """Return the act that fires the schedule of the tests."""
     version = await version_of(store)
-    return FireSchedule("s", version, due, following, due, 0, overlap, STOP, jobs)
+    return FireSchedule("s", version, due, following, due, 0, overlap, STOP, None, jobs)
 
 
 async def paused(store: Any, due: float | None) -> PauseSchedule:
@@ -71,7 +71,7 @@ class ScheduleStories(Bench):
             assert not await store.do(
                 await fired(store, 2.0 * FAR, 3.0 * FAR, new_job("y", key="s@2b"))
             )
-            assert not await store.do(FireSchedule("none", 1, 1, 2, 1, 0, "skip", STOP, ()))
+            assert not await store.do(FireSchedule("none", 1, 1, 2, 1, 0, "skip", STOP, None, ()))
             (claim,) = await store.claim(9)
             assert claim.payload == '"x"'
             s, t = await all_of(store)

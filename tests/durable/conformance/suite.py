@@ -25,6 +25,7 @@ from .quotas import QuotaStories
 from .schedules import ScheduleStories
 from .talk import TalkStories
 from .tickets import TicketStories
+from .verdicts import VerdictStories
 from .work import WorkStories
 
 REAL_PAUSE: Final = 0.05
@@ -49,6 +50,7 @@ STORIES: Final[dict[str, type[Bench]]] = {
         ScheduleStories,
         TalkStories,
         TicketStories,
+        VerdictStories,
     )
     for name in vars(stories)
     if name.startswith("test_")

@@ -324,7 +324,9 @@ async def fire_schedule(store: Played) -> Case:
     (first,) = await store.enqueue([new_job(lane="fires")])
     see = SchedulesOf("fires", None)
     version = (await store.look(see))[1][0].version
-    act = FireSchedule("fires", version, 1e9, 2e9, 1e9, 0, "queue", STOP, [new_job(lane="fires")])
+    act = FireSchedule(
+        "fires", version, 1e9, 2e9, 1e9, 0, "queue", STOP, None, [new_job(lane="fires")]
+    )
     return Case(act, lambda: store.do(Cancel(first, STOP)), see, lambda all: all[1][0].next)
 
 

@@ -369,7 +369,8 @@ class _TwinLife:
         versions = range(len(self.twins[0].versions))
         known = [self.twins[0].place("version", one.version) for one in found]
         of = name, chance.choice([*versions, *known * 9])
-        fire = FireSchedule(*of, due, due + 1e7, due, chance.randrange(3), overlap, STOP, jobs)
+        times, why = (due, due + 1e7, due), chance.choice((None, None, None, "it is full"))
+        fire = FireSchedule(*of, *times, chance.randrange(3), overlap, STOP, why, jobs)
         every, job = chance.choice((5.0, 9.0)), (*jobs, SubmittedJob(name="other"))[0]
         new = DurableSchedule(name=name, job=job, every=every, next=due)
         pause = PauseSchedule(*of, chance.choice((None, due)))

@@ -84,7 +84,7 @@ def _joins(number: int, **how: Any) -> Enqueue:
 
 def _fires(due: int) -> FireSchedule:
     job = SubmittedJob(name="echo", session="s", key=f"tick@{due}")
-    return FireSchedule("tick", 0, due, due + 1, due, 0, "skip", "{}", [job])
+    return FireSchedule("tick", 0, due, due + 1, due, 0, "skip", "{}", None, [job])
 
 
 CALLS: Final[dict[str, Callable[[int], Any]]] = {

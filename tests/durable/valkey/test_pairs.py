@@ -96,7 +96,7 @@ PYTHON_ONLY = {
     "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """
-        blockers_of silent_for holds_of status_from present statistics_of next_due_of paused_of
+        blockers_of holds_of status_from present statistics_of next_due_of paused_of
         locks_of quotas_of by_name shown with_heads
     """,
     "lines": "terms",

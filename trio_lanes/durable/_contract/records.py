@@ -618,6 +618,26 @@ class DurableStatistics:
 
 @final
 @attrs.frozen
+class HeldSnapshot:
+    """What keeps a database from forgetting rows that were changed since."""
+
+    kind: Literal["session", "prepared", "slot", "log"]
+    """A session, a prepared transaction or a replication slot of PostgreSQL; the log of a SQLite
+    file, which a reader keeps."""
+    name: str
+    """The pid of the session, the name of the transaction or of the slot, the path of the file."""
+    application: str = ""
+    """The name that the application of the session has given, or the plugin of the slot."""
+    held: str = ""
+    """The oldest transaction that it may see: another one means that it has gone on."""
+    age: float | None = None
+    """For how many seconds it has been held; None: this role may not see that, or nobody knows."""
+    size: int = 0
+    """The bytes of the log that it keeps."""
+
+
+@final
+@attrs.frozen
 class InstanceInfo:
     """One instance that claims jobs from a store: a process, or a part of a process."""
 

@@ -55,13 +55,13 @@ async def failures(
 ) -> FailureGroups:
     """Return the largest groups of the last ``limit`` jobs, or fewer."""
 
-    async def submitted_from(time: float | None) -> list[DurableStatus]:
-        return await lanes.jobs(name, states=DEAD_LETTERS, handler=handler, since=time, limit=limit)
-
-    found = await submitted_from(since)
-    is_whole = not 0 < len(found) == limit
-    if not is_whole:
-        found = await _last(found, submitted_from)
+    found, is_whole = await last_letters(
+        lambda time: lanes.jobs(
+            name, states=DEAD_LETTERS, handler=handler, since=time, limit=limit
+        ),
+        since,
+        limit,
+    )
     groups: defaultdict[tuple[str, str, str], list[DurableStatus]] = defaultdict(list)
     for job in found:
         assert job.error is not None
@@ -79,6 +79,21 @@ async def failures(
     if not is_whole:
         result.between = found[0].submitted_at, found[-1].submitted_at
     return result
+
+
+async def last_letters(
+    submitted_from: Callable[[float | None], Awaitable[list[DurableStatus]]],
+    since: float | None,
+    limit: int,
+) -> tuple[list[DurableStatus], bool]:
+    """Return the last ``limit`` jobs, or fewer, in order of submission; and whether they are all.
+
+    Args:
+      submitted_from: reads the first ``limit`` that were submitted from a Unix time on.
+    """
+    found = await submitted_from(since)
+    is_whole = not 0 < len(found) == limit
+    return (found if is_whole else await _last(found, submitted_from)), is_whole
 
 
 async def _last(

@@ -1,27 +1,42 @@
 """`DurableLanes.health`: what is wrong with a store and the work in it, in a line each.
 
-Of each lane it follows the longest wait to its roots, and the first of a job without a handler; of
-dead jobs, the sessions that they keep closed. It says how many lanes it has left out, for want of
-time or as there were too many.
+Of each lane it follows the longest wait to its roots, and the first of a job without a handler. If
+that waits for a slot, it looks at the runs of the lane, of which one should have begun not long
+ago. What is no wait is looked at in `verdicts`. It says what it has left out: lanes, for want of
+time or as there were too many, and what other processes alone know.
+
+A look changes nothing, but a process remembers some of it for its next (`Memory`): the store does
+not know when a run of a lane has ended last.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from ... import Problem, Problems, resolve_session_lane
+from ... import Problem, Problems
 from ..._config.names import template_of
-from ..._config.problems import PROBLEM_AFTER, distinct, problem_of
+from ..._config.problems import PROBLEM_AFTER, distinct, problem_of, standstill_of, unreachable
 from ..._config.reasons import in_words
-from .._contract.errors import ResultGoneError
+from .._contract.errors import ResultGoneError, StoreError
 from .._contract.protocol import LISTED, PAGE
-from .._contract.records import DurableLaneStatistics, DurableStatus, GroupLimit, LaneLimit
-from .._contract.state import WAITING
+from .._contract.records import (
+    DurableLaneStatistics,
+    DurableStatistics,
+    DurableStatus,
+    GroupLimit,
+    InstanceInfo,
+    LaneLimit,
+)
+from .._contract.state import RUNNING, WAITING
+from .causes import lives
+from .schedules import unix_time
+from .verdicts import Letters, Snapshots, quotas, schedules, silent_instances, without_instance
 
 if TYPE_CHECKING:
     from .lanes import DurableLanes
@@ -30,65 +45,190 @@ _SLOW: Final = 1.0
 """Seconds in which a store should answer."""
 _LONGEST_LOOK: Final = 5.0
 """Seconds until the waits of no further lane are looked at."""
-_MOST_DEAD: Final = 20
-"""How many dead jobs are looked at, the oldest first."""
+_FIRST: Final = 20
+"""Of how many jobs of a lane that stands still one is sought that waits for a slot."""
 
 
-async def health(lanes: DurableLanes) -> Problems:
+@final
+class Memory:
+    """What the looks of a process know of the looks before."""
+
+    def __init__(self) -> None:
+        self.letters: Final = Letters()
+        self.snapshots: Final = Snapshots()
+        self._ends: dict[str, tuple[int, float]] = {}  # {lane: (ends, when they were so many)}
+
+    def last_end(self, lane: str, ends: int, now: float) -> float:
+        """Return when a run of a lane has ended last, as far as is known.
+
+        Args:
+          ends: how many have, ever.
+        """
+        before, at = self._ends.get(lane, (ends, -math.inf))
+        at = at if before == ends else now
+        self._ends[lane] = ends, at
+        return at
+
+
+async def health(lanes: DurableLanes, standstill_after: float) -> Problems:
     """Return what is wrong; empty: nothing that was looked at."""
-    found: list[Problem | None] = []
-    unseen = 0
+    look = _Look(lanes, standstill_after)
+    looked = True
+    try:
+        await look.at_all()
+    except StoreError as error:
+        look.found.insert(0, unreachable(error))
+        look.left_out.append("the rest of the store" if look.began else "the store")
+        looked = False
     if lanes.local is not None:
         local = lanes.local.health()
-        found, unseen = [*local], local.unseen
-    began = trio.current_time()
-    now = await lanes.statistics()
-    took = trio.current_time() - began
-    if took > _SLOW:
-        text = f"the store has taken {in_words(took)} to answer"
-        found.append(Problem("slow", "", text, "look at its load, its disk and the network"))
-    limits, groups = await lanes.limits(), await lanes.groups()
-    waiting = {name: lane for name, lane in now.lanes.items() if lane.waiting or lane.unhandled}
-    for at, name in enumerate(sorted(waiting, key=lambda name: -waiting[name].waiting)):
-        if at == LISTED or trio.current_time() - began > _LONGEST_LOOK:
-            unseen += len(waiting) - at
-            break
-        label = name if name in limits else template_of(name, limits)
-        served: list[LaneLimit | GroupLimit] = [limits[label]] if label is not None else []
-        served += [one for one in groups.values() if label in one.members]
-        longest = max((rate.longest for one in served for rate in one.rates), default=math.inf)
-        for job in await _jobs_of(lanes, name, waiting[name]):
-            since = job.history[-1].ended_at if job.history else None
-            waited = job.seen_at - (since or job.submitted_at + job.waits.get("delay", 0.0))
+        look.found += local
+        look.unseen += local.unseen
+    return distinct(look.found, look.unseen, look.left_out, looked=looked)
+
+
+@final
+class _Look:
+    """One look at a store."""
+
+    def __init__(self, lanes: DurableLanes, standstill_after: float) -> None:
+        self._lanes: Final = lanes
+        self._memory: Final = lanes._memory
+        self._standstill_after: Final = standstill_after
+        self.found: list[Problem | None] = []
+        self.unseen = 0
+        self.left_out: list[str] = []
+        self.began = False
+        """Whether the store has answered."""
+
+    async def at_all(self) -> None:
+        """Look at the store, and at what it keeps.
+
+        Raises:
+          StoreError: if it cannot be reached any more.
+        """
+        lanes, began = self._lanes, trio.current_time()
+        now = await lanes.statistics()
+        self.began, took = True, trio.current_time() - began
+        if took > _SLOW:
+            text = f"the store has taken {in_words(took)} to answer"
+            advice = "look at its load, its disk and the network"
+            self.found.append(Problem("store", "", text, advice))
+        time = await unix_time(lanes._store)
+        instances = await lanes.instances()
+        self.found.append(silent_instances(instances))
+        await self._waits(now, instances, began)
+        self.found.append(without_instance(now, instances, time))
+        self.found += await self._memory.letters.look(lanes, now, time)
+        problems, more = await schedules(lanes)
+        self.found += problems
+        self.left_out += more
+        self.found += await quotas(lanes, now, time)
+        problem, more = await self._memory.snapshots.look(lanes, time)
+        self.found.append(problem)
+        self.left_out += more
+        live = sum(lives(one) is not False for one in instances)
+        if live > (lanes.local is not None):
+            self.left_out.append("the bodies of other processes")
+
+    async def _waits(
+        self, now: DurableStatistics, instances: Sequence[InstanceInfo], began: float
+    ) -> None:
+        lanes = self._lanes
+        limits, groups = await lanes.limits(), await lanes.groups()
+        waiting = {name: lane for name, lane in now.lanes.items() if lane.waiting or lane.unhandled}
+        for at, name in enumerate(sorted(waiting, key=lambda name: -waiting[name].waiting)):
+            if at == LISTED or trio.current_time() - began > _LONGEST_LOOK:
+                self.unseen += len(waiting) - at
+                break
+            label = name if name in limits else template_of(name, limits)
+            served: list[LaneLimit | GroupLimit] = [limits[label]] if label is not None else []
+            of_group = [one for one in groups.values() if label in one.members]
+            served += of_group
+            longest = max((rate.longest for one in served for rate in one.rates), default=math.inf)
+            jobs = await self._jobs_of(name, waiting[name], instances)
+            late = [(job, waited) for job in jobs if (waited := _waited(job)) > PROBLEM_AFTER]
+            if late and _is_full(waiting[name], of_group, now, limits):
+                self.found.append(await self._standstill(name, now, jobs[0], instances))
+            for job, waited in late:
+                with suppress(ResultGoneError):  # it may end meanwhile
+                    causes = await lanes.root_causes(job.id)
+                    if (await lanes.job(job.id).status()).state is job.state:
+                        self.found.append(problem_of(job.id, name, waited, causes, longest))
+
+    async def _jobs_of(
+        self, name: str, lane: DurableLaneStatistics, instances: Iterable[InstanceInfo]
+    ) -> list[DurableStatus]:
+        """Return the oldest job of a lane that waits, and the oldest without a handler."""
+        limit = PAGE if lane.unhandled else 1
+        found = await self._lanes.jobs(name, states=[WAITING], limit=limit)
+        if not lane.unhandled:
+            return found
+        handled = {handler for info in instances for handler in info.names}
+        without = islice((job for job in found if job.name not in handled), 1)
+        return list({job.id: job for job in (*found[:1], *without)}.values())
+
+    async def _standstill(
+        self,
+        name: str,
+        now: DurableStatistics,
+        oldest: DurableStatus,
+        instances: Sequence[InstanceInfo],
+    ) -> Problem | None:
+        """Return that nothing of a lane, whose slots are in use, has moved for too long."""
+        lanes, time = self._lanes, oldest.seen_at
+        runs, after = [*await lanes.jobs(name, states=[RUNNING], limit=PAGE)], 0
+        while len(runs) - after == PAGE:
+            after = len(runs)
+            runs += await lanes.jobs(name, states=[RUNNING], limit=PAGE, after=runs[-1].id)
+        signs = [run.history[-1].started_at for run in runs if run.history]
+        if not runs:  # others have all slots of the group
+            opened = min((one.since for one in instances if one.alive), default=time)
+            signs.append(max(opened, time - _waited(oldest)))
+        ends = sum(now.ended.get(name, {}).values())
+        if lanes.local is not None:
+            local = lanes.local.lane(name)
+            ends += local.statistics().finished
+            here = [job.progress_at for job in local.running(PAGE)]
+            ahead = time - trio.current_time()
+            signs += [at + ahead for at in here if at is not None]
+        signs.append(self._memory.last_end(name, ends, time))
+        still = time - max(signs)
+        if still < self._standstill_after:
+            return None
+        for job in await lanes.jobs(name, states=[WAITING], limit=_FIRST):
             with suppress(ResultGoneError):  # it may end meanwhile
-                causes = await lanes.root_causes(job.id) if waited > PROBLEM_AFTER else ()
-                if waited > PROBLEM_AFTER and (await lanes.job(job.id).status()).state is job.state:
-                    found.append(problem_of(job.id, name, waited, causes, longest))
-    if now.dead and (await lanes.rules()).hold:
-        for dead in await lanes.dead(limit=_MOST_DEAD):
-            found.append(await _held_by(lanes, dead))
-    return distinct(found, unseen)
-
-
-async def _jobs_of(
-    lanes: DurableLanes, name: str, lane: DurableLaneStatistics
-) -> list[DurableStatus]:
-    """Return the oldest job of a lane that waits, and the oldest without a handler."""
-    found = await lanes.jobs(name, states=[WAITING], limit=PAGE if lane.unhandled else 1)
-    if not lane.unhandled:
-        return found
-    handled = {handler for info in await lanes.instances() for handler in info.names}
-    return [*found[:1], *islice((job for job in found if job.name not in handled), 1)]
-
-
-async def _held_by(lanes: DurableLanes, dead: DurableStatus) -> Problem | None:
-    """Return the problem of a session that a dead job keeps closed, and that has other jobs."""
-    if dead.session is None:
+                kinds = [one.kind for one in await lanes.blocked_by(job.id)]
+                if "concurrency" in kinds or "group" in kinds:
+                    causes = await lanes.root_causes(job.id)
+                    cause = next((one for one in causes if one.kind != "rate"), None)
+                    waiting = now.lanes[name].waiting
+                    return standstill_of(name, waiting, still, job.id, cause)
         return None
-    queue = await lanes.queue(dead.session, 1)
-    reasons = [reason for behind in queue for reason in await lanes.blocked_by(behind.id)]
-    if "dead" not in [reason.kind for reason in reasons]:
-        return None
-    lane = resolve_session_lane(dead.session)
-    text = f"job {dead.id} {dead.name!r} is dead and keeps {lane} closed ({dead.error})"
-    return Problem("dead", lane, text, f"requeue or purge {dead.id}", dead.id)
+
+
+def _waited(job: DurableStatus) -> float:
+    since = job.history[-1].ended_at if job.history else None
+    return job.seen_at - (since or job.submitted_at + job.waits.get("delay", 0.0))
+
+
+def _is_full(
+    lane: DurableLaneStatistics,
+    of_group: Iterable[GroupLimit],
+    now: DurableStatistics,
+    limits: Mapping[str, LaneLimit],
+) -> bool:
+    """Whether all slots of a lane, or of its group, may be in use: some of them may be lent."""
+    if lane.paused:
+        return False
+    if 0 < lane.concurrency <= lane.running:
+        return True
+    for group in of_group:
+        members = [
+            one
+            for name, one in now.lanes.items()
+            if (name if name in limits else template_of(name, limits)) in group.members
+        ]
+        if 0 < group.concurrency <= sum(one.running for one in members):
+            return True
+    return False

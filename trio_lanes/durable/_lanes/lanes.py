@@ -29,6 +29,7 @@ from ... import (
 )
 from ..._config import check as _check
 from ..._config.names import SESSION_PREFIX, is_template, session_key, template_of
+from ..._config.reasons import STANDSTILL_AFTER
 from .._contract.act import Act, new_ticket
 from .._contract.amounts import Costs
 from .._contract.errors import ResultGoneError, UnknownHandlerError
@@ -79,7 +80,7 @@ from ..acts.schedules import DropSchedule
 from .causes import root_causes
 from .ending import HasEnd
 from .failures import FailureGroups, failures
-from .health import health
+from .health import Memory, health
 from .locks import HeldLock, Quota, Requests
 from .log import DurableLog
 from .schedules import listed, put, set_paused
@@ -120,6 +121,7 @@ class DurableLanes(HasEnd):
         self._grace: Final = grace
         self._jobs: Final[WeakValues[DurableJob]] = WeakValues()
         self._requests: Requests | None = None
+        self._memory: Final = Memory()
         self._quotas: Mapping[str, Sequence[RateLimit]] = {}
         self._nursery: trio.Nursery  # from the opening on
         self.local: Lanes | None = None
@@ -840,16 +842,23 @@ class DurableLanes(HasEnd):
         """
         return await root_causes(self, _check.whole("id", id))
 
-    async def health(self) -> Problems:
+    async def health(self, *, standstill_after: float = STANDSTILL_AFTER) -> Problems:
         """Return what is wrong, each with what to do; empty: nothing that was looked at is wrong.
 
         It looks at the store, at the longest wait of each of the 100 lanes with most of them, for
-        five seconds, at jobs without a handler, at dead jobs that keep their sessions closed, and
+        five seconds, at jobs without a handler, at jobs that have died within the last hour or keep
+        their sessions closed, at instances, schedules, quotas and snapshots of the database, and
         at the bodies of this instance as `Lanes.health <trio_lanes.Lanes.health>` does. The bodies
         of others are looked at if they hold up such a wait. A wait for what is at work, or is over
-        by itself, is no problem. `Problems.unseen` counts the lanes that were not looked at.
+        by itself, is no problem. `Problems.left_out` says what was not looked at.
+
+        A store that cannot be reached is a problem, of kind ``"store"``; it is not raised.
+
+        Args:
+          standstill_after: seconds for which no run of a lane has begun or ended, though jobs wait
+            for its slots, after which that is a problem; `math.inf`: never.
         """
-        return await health(self)
+        return await health(self, _check.positive_seconds("standstill_after", standstill_after))
 
     async def queue(self, session: str, limit: int = 100) -> list[QueuedJob]:
         """Return the oldest waiting, parked and running jobs of a session, with their payloads.

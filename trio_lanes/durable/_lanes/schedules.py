@@ -41,3 +41,9 @@ async def listed(store: Store, limit: int) -> list[DurableSchedule]:
         found += page
         if len(page) < LISTED or len(found) >= limit:
             return sorted(found[: max(0, limit)], key=lambda one: one.name)
+
+
+async def unix_time(store: Store) -> float:
+    """Return the Unix time by which the store's schedules fall due."""
+    now, _ = await store.look(SchedulesOf("", None))
+    return now

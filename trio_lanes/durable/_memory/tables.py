@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, final
 
 from ..._limits.meters import Mark, Marks, put
-from .._contract.records import Selection
+from .._contract.records import HeldSnapshot, Selection
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING, DurableState
 from .._options.schedule import DurableSchedule
 from .._rules.answers import RemembersAnswers
@@ -306,6 +306,9 @@ class MemoryTables(RemembersAnswers, Settings):
     def forget_unused(self, now: float) -> None:
         for meter in [meter for meter, until in self._refilled_at.items() if until <= now]:
             self.forget_marks(meter)
+
+    def held_snapshots(self) -> list[HeldSnapshot]:
+        return []
 
     def inspect(self) -> list[str]:
         return []

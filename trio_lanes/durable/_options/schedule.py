@@ -52,6 +52,11 @@ class DurableSchedule:
     """Of how many due times none was submitted."""
     version: int = 0
     """A number of the store, which is another each time that the schedule is set."""
+    skipped_in_row: int = 0
+    """How many times in a row, up to the last, the job of a due time was skipped, since that of
+    ``last_id`` had not ended."""
+    refused: str | None = None
+    """Why the store has refused the job of its last due time; None: it has not."""
 
     @property
     def paused(self) -> bool:

@@ -28,7 +28,7 @@ import psycopg
 
 from ..._config.names import DEFAULT_LANE
 from .._contract.protocol import REMEMBERED_FOR
-from .._contract.records import Ended, SubmittedJob
+from .._contract.records import Ended, HeldSnapshot, SubmittedJob
 from .._options.names import LONGEST_NAME
 from .._options.submission import check_submitted
 from .._rules.engine import Engine
@@ -86,6 +86,22 @@ _FORGET: Final = (
     "DELETE FROM main.jobs WHERE id IN (SELECT id FROM main.jobs"
     " WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired') AND due <= %s"
     " ORDER BY due LIMIT %s)"
+)
+# of a session of another role, and of a slot, it is not known since when; the transaction is shown
+_SNAPSHOTS: Final = (
+    "SELECT 'session', pid::text, coalesce(application_name, ''),"
+    " (CASE WHEN backend_xmin IS NULL OR age(backend_xid) > age(backend_xmin) THEN backend_xid"
+    " ELSE backend_xmin END)::text,"
+    " extract(epoch FROM clock_timestamp() - xact_start)::double precision"
+    " FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    " AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)"
+    " UNION ALL SELECT 'prepared', gid, '', transaction::text,"
+    " extract(epoch FROM clock_timestamp() - prepared)::double precision"
+    " FROM pg_prepared_xacts WHERE database = current_database()"
+    " UNION ALL SELECT 'slot', slot_name::text, coalesce(plugin::text, ''),"
+    " concat(xmin, ' ', catalog_xmin), NULL FROM pg_replication_slots"
+    " WHERE (database IS NULL OR database = current_database())"
+    " AND (xmin IS NOT NULL OR catalog_xmin IS NOT NULL)"
 )
 _PUT_ANSWERS: Final = Many(
     "INSERT INTO main.answers SELECT v.ticket, v.until, v.data FROM v"
@@ -414,6 +430,9 @@ class PostgresTables(ReadAhead, Transactions):
         self._small_writes += 1
 
     # ---- consistency
+
+    def held_snapshots(self) -> list[HeldSnapshot]:
+        return [HeldSnapshot(*row) for row in self._execute(_SNAPSHOTS)]
 
     def inspect(self) -> list[str]:
         keys = (

@@ -92,7 +92,7 @@ from .holds import forget_holds
 from .job_record import JobRecord
 from .lane_limits import configured, limit_of
 from .queues import Queues
-from .tables import FIRES, GROUPS, INSTANCES, LIMITS, RULES, LastStep, Tables
+from .tables import FIRES, GROUPS, INSTANCES, LIMITS, RULES, LastStep, Tables, silent_for
 
 T = TypeVar("T")
 
@@ -238,6 +238,8 @@ class Engine(Queues):
         """Remove other instances whose lease has expired; give back their jobs."""
         for info in self.tables.of(INSTANCES).values():
             if info.id != instance and info.lease_until <= self.now:
+                runs, silent = len(self.tables.running(info.id)), silent_for(info, self.now)
+                self.given_up.append(attrs.evolve(info, running=runs, silent=silent))
                 self.remove_instance(info.id)
 
     def _forgive(self, id: int, fence: int) -> None:

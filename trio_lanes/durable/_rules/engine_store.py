@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
@@ -15,7 +16,7 @@ from .._contract.act import NO_LOOKUPS as NO_LOOKUPS
 from .._contract.act import Act, PortionedAct, Question
 from .._contract.act import Lookups as Lookups
 from .._contract.protocol import ServedAt
-from .._contract.records import Ended, Finish, Step
+from .._contract.records import Ended, Finish, InstanceInfo, Step
 from .._contract.state import DEAD, ENDED
 from .._contract.waiter import Waiters
 from . import lines, talk
@@ -23,6 +24,8 @@ from .engine import Engine
 from .queues import Queues
 
 T = TypeVar("T")
+
+logger: Final = logging.getLogger("trio_lanes.durable")
 
 MAX_PAYLOAD: Final = 1024 * 1024
 PATIENCE: Final = 5.0
@@ -162,20 +165,24 @@ class EngineStore(ABC):
         former = self.instance
         if former == ticket:  # it was asked before, and got an answer
             former = ""
-        await self._transact(
-            lambda engine: engine.join(
-                ticket,
-                lease_until=self._lease_until(engine),
-                former=former,
-                lost=lost,
-                held=held,
-            )
-        )
+
+        def join(engine: Engine) -> list[InstanceInfo]:
+            until = self._lease_until(engine)
+            engine.join(ticket, lease_until=until, former=former, lost=lost, held=held)
+            return engine.given_up
+
+        tell_given_up(await self._transact(join))
         self.instance = ticket
 
     async def beat(self) -> bool:
         me = self.instance
-        return await self._transact(lambda engine: engine.beat(me, self._lease_until(engine)))
+
+        def beat(engine: Engine) -> tuple[bool, list[InstanceInfo]]:
+            return engine.beat(me, self._lease_until(engine)), engine.given_up
+
+        alive, given_up = await self._transact(beat)
+        tell_given_up(given_up)
+        return alive
 
     def _lease_until(self, engine: Engine) -> float:
         return engine.now + engine.opening.lease_ttl if self.leased else math.inf
@@ -220,6 +227,16 @@ class EngineStore(ABC):
             return lines.look(engine, request) if engine.is_alive(me) else None
 
         return await self._waiters.served(request, lambda: self._transact(look))
+
+
+def tell_given_up(instances: Iterable[InstanceInfo]) -> None:
+    """Say in the log which instances this one has given up."""
+    for one in instances:
+        logger.warning(
+            "the instance %s on %s %d has sent no heartbeat for %.0f s, and is given up: its %d"
+            " runs are given back, and count a crash",
+            *(one.id, one.host, one.pid, one.silent, one.running),
+        )
 
 
 def _end_of(queues: Queues, id: int) -> tuple[Ended | None] | None:

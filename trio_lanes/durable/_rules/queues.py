@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection
 from typing import Final
 
-from .._contract.records import Ended, Opening, Postponed, StoreRules
+from .._contract.records import Ended, InstanceInfo, Opening, Postponed, StoreRules
 from .._contract.state import (
     CANCELLED,
     DEAD,
@@ -62,6 +62,8 @@ class Queues:
         self.news: list[tuple[int, Ended | None]] = []
         self.look: bool = False
         self.look_elsewhere: bool = False
+        self.given_up: list[InstanceInfo] = []
+        """Instances whose leases have expired, as they were."""
 
     @property
     def rules(self) -> StoreRules:
@@ -70,7 +72,7 @@ class Queues:
 
     def forget_effects(self) -> None:
         """Reset the effects of a transaction: they were announced, or undone."""
-        self.accepted, self.news = [], []
+        self.accepted, self.news, self.given_up = [], [], []
         self.look = self.look_elsewhere = False
 
     # ---- into a queue

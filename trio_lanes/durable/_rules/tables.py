@@ -7,6 +7,7 @@ Tables decide nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, final
 
@@ -14,7 +15,14 @@ import attrs
 
 from ... import RateLimit
 from ..._limits.meters import Marks
-from .._contract.records import GroupLimit, InstanceInfo, LaneLimit, Selection, StoreRules
+from .._contract.records import (
+    GroupLimit,
+    HeldSnapshot,
+    InstanceInfo,
+    LaneLimit,
+    Selection,
+    StoreRules,
+)
 from .._contract.state import DurableState
 from .._options.schedule import DurableSchedule
 from .counts import Counts
@@ -85,6 +93,12 @@ SETTING_KINDS: Final = (
     *(LIMITS, GROUPS, RULES, PAUSES, FAIR_TURNS, SHARES, QUOTAS, HOLDS, GRANTS, FIRES),
     *(INSTANCES, STEPS),
 )
+
+
+def silent_for(info: InstanceInfo, now: float) -> float:
+    """Return the seconds since the last heartbeat of an instance."""
+    without = info.lease_ttl == math.inf
+    return 0.0 if without else max(0.0, now - info.lease_until + info.lease_ttl)
 
 
 class Tables(Protocol):
@@ -294,6 +308,9 @@ class Tables(Protocol):
 
         Lanes of templates leave them behind. To forget them changes no answer.
         """
+
+    def held_snapshots(self) -> list[HeldSnapshot]:
+        """Return what keeps the storage from forgetting rows that were changed since."""
 
     def inspect(self) -> list[str]:
         """Return the problems that the storage itself finds in these tables."""

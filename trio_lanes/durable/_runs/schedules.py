@@ -92,11 +92,13 @@ class Schedules:
         of = one.name, one.version, due, following, times[-1] if times else due
         how = one.overlap, OUTCOME
         try:
-            await self._store.do(FireSchedule(*of, skipped, *how, jobs), new_ticket())
+            await self._store.do(FireSchedule(*of, skipped, *how, None, jobs), new_ticket())
         except (LaneError, ValueError) as error:
             if isinstance(error, StoreError):
                 raise
             refused = "%d due times of schedule %r are skipped, since their jobs were refused: %s"
             logger.error(refused, len(jobs), one.name, error)
-            await self._store.do(FireSchedule(*of, skipped + len(jobs), *how, ()), new_ticket())
+            skipped += len(jobs)
+            why = f"{type(error).__name__}: {error}"
+            await self._store.do(FireSchedule(*of, skipped, *how, why, ()), new_ticket())
         return True

@@ -9,13 +9,16 @@ clock that has gone back: they were counted, however long it took.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
 from .._contract.errors import StoreLockedError
+from .._contract.records import HeldSnapshot
 from .._contract.state import ENDED, DurableState
 from .._rules.answers import RemembersAnswers
 from .._rules.engine import Engine
@@ -30,6 +33,8 @@ from .machine_time import Moment
 from .rows import SqliteRows
 from .schema import confirmed_error, is_damage
 
+_LOG_INDEX: Final = struct.Struct("=14xHI76xI")
+"""Of the head of a WAL index: the size of a page, the last frame, and how many are in the file."""
 GAP: Final = 2**16
 """Numbers that a worker leaves out when it opens a file: more than an unsynced log can hold.
 
@@ -240,6 +245,23 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
         return int(least)
 
     # ---- times
+
+    def held_snapshots(self) -> list[HeldSnapshot]:
+        """Return the log, if a reader keeps a part of it that is not in the file yet.
+
+        The head of the index of the log says so. The length of the log does not: it stays.
+        """
+        try:
+            with open(f"{os.path.realpath(self._name)}-shm", "rb") as index:
+                head = index.read(_LOG_INDEX.size)
+        except OSError:  # nothing was written yet
+            return []
+        if len(head) < _LOG_INDEX.size:
+            return []
+        page, last, copied = _LOG_INDEX.unpack(head)
+        if last == copied:
+            return []
+        return [HeldSnapshot("log", self._name, size=last * (page if page > 1 else 2**16))]
 
     def ahead_of_wall(self) -> float:
         return self.ahead

@@ -26,7 +26,7 @@ from .._contract.protocol import PAGE, ServedAt
 from .._contract.records import CheckReport, DurableStatus, Ended, Finish, Opening, Step
 from .._contract.state import DurableState
 from .._contract.waiter import Waiters
-from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, PORTION
+from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, PORTION, tell_given_up
 from .._wire.run_past_cancel import run_past_cancel
 from ..acts.inspection import Check, JobsOf
 from ..acts.jobs import Enqueue
@@ -230,7 +230,8 @@ class ValkeyStore:
         }
         # the ticket of the act is also the id of the incarnation
         ttl = text.micros(opening.lease_ttl)
-        await self._call("join", ticket, ticket, ttl, text.to_json(asked))
+        (given_up,) = await self._call("join", ticket, ticket, ttl, text.to_json(asked))
+        tell_given_up(text.instances(given_up))
         self.instance = ticket
 
     async def leave(self) -> None:
@@ -241,7 +242,9 @@ class ValkeyStore:
 
     async def beat(self) -> bool:
         assert self._opening is not None
-        (alive,) = await self._call("beat", self.instance, text.micros(self._opening.lease_ttl))
+        ttl = text.micros(self._opening.lease_ttl)
+        alive, given_up = await self._call("beat", self.instance, ttl)
+        tell_given_up(text.instances(given_up))
         return bool(alive)
 
     # ---- acts and questions

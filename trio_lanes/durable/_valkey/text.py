@@ -30,6 +30,7 @@ from .._contract.records import (
     Failed,
     Finish,
     GroupLimit,
+    HeldSnapshot,
     InstanceInfo,
     JobTexts,
     LaneLimit,
@@ -394,6 +395,8 @@ def _schedules(answer: Sequence[Any]) -> tuple[float, list[DurableSchedule]]:
             id=int(one["id"]),
             skipped=int(one["skipped"]),
             version=int(one.get("version", 0)),
+            skipped_in_row=int(one.get("in_row", 0)),
+            refused=one.get("refused"),
             **{field: a_time(one[field]) for field in ("next", "last") if field in one},
             last_id=int(one["last_id"]) if "last_id" in one else None,
         )
@@ -442,6 +445,11 @@ def _made(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return the record of which the script has given these fields, and no others."""
     fields = _fields_of(kind)  # type: ignore[arg-type]  # a class is hashable
     return kind(**{name: read(data[name]) for name, read in fields if name in data})
+
+
+def instances(data: str) -> list[InstanceInfo]:
+    """Return the instances of which the script has told."""
+    return [_made(InstanceInfo, one) for one in json.loads(data)]
 
 
 def _by_name(kind: type[T], data: Mapping[str, Any]) -> dict[str, T]:
@@ -565,7 +573,8 @@ _ANSWERS: Final[Mapping[Any, Callable[[list[Any]], Any]]] = {
     Mapping[str, LaneLimit]: lambda answer: configured(_by_name(LaneLimit, json.loads(answer[0]))),
     Mapping[str, GroupLimit]: lambda answer: _by_name(GroupLimit, json.loads(answer[0])),
     StoreRules: lambda answer: _made(StoreRules, json.loads(answer[0])),
-    list[InstanceInfo]: lambda answer: [_made(InstanceInfo, one) for one in json.loads(answer[0])],
+    list[InstanceInfo]: lambda answer: instances(answer[0]),
+    list[HeldSnapshot]: lambda answer: json.loads(answer[0]),
     list[QueuedJob]: lambda answer: list(map(_queued, answer)),
     DurableStatus | None: _status_and_texts,
     tuple[DurableBlocker, ...] | None: lambda answer: (

@@ -22,6 +22,7 @@ from .._contract.records import (
     DurableStatistics,
     DurableStatus,
     GroupLimit,
+    HeldSnapshot,
     InstanceInfo,
     JobTexts,
     LaneLimit,
@@ -42,7 +43,7 @@ from .._rules.lane_limits import configured, label_of, limit_of
 from .._rules.lines import quotas
 from .._rules.queues import Queues
 from .._rules.request import Request
-from .._rules.tables import GROUPS, HOLDS, INSTANCES, LIMITS, PAUSES, QUOTAS
+from .._rules.tables import GROUPS, HOLDS, INSTANCES, LIMITS, PAUSES, QUOTAS, silent_for
 
 _SUMS = ("waiting", "parked", "running", "dead", "unhandled", "due")
 _ByName: TypeAlias = defaultdict[str, list[Request]]
@@ -77,10 +78,17 @@ class AllInstances(Question[list[InstanceInfo]]):
         for info in queues.tables.of(INSTANCES).values():
             runs = queues.tables.running(info.id)
             lanes = Counter(job.lane for job in runs[:PAGE])
-            alive, silent = queues.is_alive(info.id), _silent_for(info, queues.now)
+            alive, silent = queues.is_alive(info.id), silent_for(info, queues.now)
             more = attrs.evolve(info, running=len(runs), lanes=dict(lanes), alive=alive)
             found.append(attrs.evolve(more, silent=silent))
         return found
+
+
+class HeldSnapshots(Question[list[HeldSnapshot]]):
+    """What keeps the database from forgetting rows that were changed since, if it can tell."""
+
+    def answer(self, queues: Queues) -> list[HeldSnapshot]:
+        return queues.tables.held_snapshots()
 
 
 class QueueOf(Question[list[QueuedJob]], long=True):
@@ -229,12 +237,6 @@ class Repair(PortionedAct, long=True):
 
     def portion(self, queues: Queues, limit: int, after: int | None) -> tuple[int, int | None]:
         return _checked(queues, repair=True).repaired, None
-
-
-def _silent_for(info: InstanceInfo, now: float) -> float:
-    """Return the seconds since the last heartbeat of an instance."""
-    without = info.lease_ttl == math.inf
-    return 0.0 if without else max(0.0, now - info.lease_until + info.lease_ttl)
 
 
 def _holds_of(queues: Queues, job: JobRecord) -> Sequence[tuple[float, str]]:

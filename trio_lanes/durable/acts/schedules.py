@@ -26,6 +26,9 @@ from .._rules.queues import Queues
 from .._rules.tables import FIRES, LIMITS
 from .orders import Cancel
 
+_PAST = ("id", "last", "last_id", "skipped", "skipped_in_row")
+"""Fields that a schedule keeps when it is set again."""
+
 
 class PutSchedule(Act[None]):
     """Set a schedule, or replace that of the same name, which keeps its past and its pause.
@@ -50,7 +53,7 @@ class PutSchedule(Act[None]):
             new = attrs.evolve(new, id=version, version=version)
         else:
             keeps = old.next is None or old.times == new.times
-            past = {field: getattr(old, field) for field in ("id", "last", "last_id", "skipped")}
+            past = {field: getattr(old, field) for field in _PAST}
             next = old.next if keeps else new.next
             new = attrs.evolve(new, next=next, version=version, **past)
         _put(queues, new)
@@ -76,6 +79,8 @@ class FireSchedule(Act[bool]):
     overlap: str
     outcome: str
     """Of the job before, if it is cancelled."""
+    refused: str | None
+    """Why a store has refused the jobs; then the batch is empty."""
     batch: Sequence[SubmittedJob]
 
     @property
@@ -89,14 +94,19 @@ class FireSchedule(Act[bool]):
         before = None if of.last_id is None else engine.tables.get(of.last_id)
         if before is not None and (before.state in ENDED or before.state is DEAD):
             before = None
+        in_row, refused = of.skipped_in_row, of.refused if self.refused is None else self.refused
         if before is not None and self.overlap == "skip":
+            in_row += bool(batch)
+            refused = None if batch else refused
             batch, skipped = (), skipped + len(batch)
         ids = engine.enqueue(batch)
         if ids:
             if before is not None and self.overlap == "cancel":
                 Cancel(before.id, self.outcome).apply(engine)
             of = attrs.evolve(of, last=self.last, last_id=ids[-1])
-        _put(engine, attrs.evolve(of, next=self.next, skipped=of.skipped + skipped))
+            in_row, refused = 0, None
+        of = attrs.evolve(of, next=self.next, skipped=of.skipped + skipped)
+        _put(engine, attrs.evolve(of, skipped_in_row=in_row, refused=refused))
         return True
 
 

@@ -9,7 +9,7 @@ class Durable extends Panel {
 
   /** @param {View} view */
   set view(view) {
-    if (view.error !== undefined) this.failed = view.error;
+    if (view.error !== undefined && view.age === undefined) this.failed = view.error;
     else this.#show({ ...view, at: Math.round(view.at / 5), operates: this.operates }, () => this.#parts(view));
   }
 
@@ -24,7 +24,7 @@ class Durable extends Panel {
   }
 
   /** @param {View} view */
-  #parts({ at, health, unseen, lanes, ended, instances, locks, quotas, paused, schedules, dead, more_dead: more, totals, jobs }) {
+  #parts({ error, age, at, health, left_out, lanes, ended, instances, locks, quotas, paused, schedules, dead, more_dead: more, totals, jobs }) {
     const places = new Map(instances.map((one) => [one.id, `${one.host} ${one.pid}`]));
     const left = (/** @type {number | null} */ until, /** @type {string} */ before, after = "") => until === null ? "" : before + seconds(Math.max(0, until - at)) + after;
     const listed = (/** @type {string} */ title, /** @type {(Node | string)[][]} */ lines) => lines.length ? [h("h3", {}, title), h("ul", { class: "notes" }, ...lines.map((line) => h("li", {}, ...line)))] : [];
@@ -35,7 +35,7 @@ class Durable extends Panel {
     }), all > requests.length ? ` and ${all - requests.length} more` : ""];
     const waiting = (/** @type {{waiting: number, waiters: import("./types").Asked[]}} */ one) => one.waiting ? [`; ${one.waiting} waiting: `, ...asked(one.waiters, one.waiting)] : [];
     return [
-      verdict({ health, unseen }, "stored"),
+      ...(error === undefined ? [verdict({ health, left_out })] : [h("p", { class: "error" }, `${error}; all below is as of ${seconds(age ?? 0)} ago`)]),
       table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], Object.entries(lanes).map(([name, lane]) =>
         [name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
           `${lane.running} of ${limit(lane.concurrency)}`, `${lane.waiting}`, `${lane.parked}`, `${lane.dead}`])),

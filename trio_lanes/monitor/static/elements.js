@@ -36,7 +36,7 @@ class Totals extends HTMLElement {
     const rate = passed > 0 ? (t.finished - past.finished) / passed : 0;
     const wait = t.oldest;
     this.#show("Running", t.active, String(t.active), `${t.slots} of ${limit(t.limit)} slots · ${t.lent} lent`);
-    this.#show("Waiting", t.waiting, String(t.waiting), `in ${t.sessions} sessions`);
+    this.#show("Waiting", t.waiting, String(t.waiting), `in ${t.sessions} sessions` + (t.parked === null ? "" : ` · ${t.parked} parked`));
     this.#show("Oldest wait", wait, seconds(wait), t.oldest_lane || "–");
     this.#show("Wait p50 · p95", q ? q[1] : 0, q ? `${seconds(q[0])} · ${seconds(q[1])}` : "–", "over 5 min");
     this.#show("Finished", rate, `${rate.toFixed(rate < 10 ? 1 : 0)} /s`,
@@ -67,6 +67,7 @@ class Table extends HTMLElement {
   rows = new Map();
   operates = false;
   more = h("p", { hidden: true });
+  parked = h("th", { scope: "col", hidden: true }, "parked"); // of a store
 
   connectedCallback() {
     if (this.firstChild) return;
@@ -74,11 +75,12 @@ class Table extends HTMLElement {
     this.append(h("table", { class: "card" }, h("caption", { class: "hidden" }, "Lanes"), h("thead", {}, h("tr", {},
       ...HEADS.map(
         (text) => h("th", { scope: "col" }, text)),
-      h("td", {}))), this.body), this.more);
+      this.parked, h("td", {}))), this.body), this.more);
   }
 
   /** @param {Frame} frame */
   set frame(frame) {
+    this.parked.hidden = frame.totals.parked === null;
     const names = new Set(frame.lanes.map((row) => row.name));
     for (const [name, row] of this.rows) if (!names.has(name)) { row.all.remove(); this.rows.delete(name); }
     this.more.hidden = !frame.more_lanes;
@@ -87,7 +89,7 @@ class Table extends HTMLElement {
     for (const row of frame.lanes) {
       let shown = this.rows.get(row.name);
       if (!shown) {
-        shown = this.make(row.name);
+        shown = this.make(row.name, row.only_stored === true);
         this.rows.set(row.name, shown);
         this.body?.append(shown.all);
       }
@@ -96,17 +98,17 @@ class Table extends HTMLElement {
     }
   }
 
-  /** @param {string} name */
-  make(name) {
+  /** @param {string} name @param {boolean} stored whether the lane is of the store alone */
+  make(name, stored) {
     const under = h("small"), slots = h("span", { class: "slots", role: "img" }), lent = h("small");
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
-    const line = h("small"), why = h("small"), wait = h("span"), rate = h("span"), last = h("td");
+    const line = h("small"), why = h("small"), wait = h("span"), rate = h("span"), last = h("td"), parked = h("td", { "data-head": "parked" });
     const cell = (/** @type {number} */ i, /** @type {Node[]} */ ...parts) => h("td", { "data-head": HEADS[i].split(":")[0] }, ...parts);
-    const all = h("tr", { "data-lane": name }, h("th", { scope: "row" }, h("span", { class: "name" }, to("lane", name, name)), under),
-      cell(1, slots, lent), cell(2, bar, line, why), cell(3, wait), cell(4, rate), last);
-    const made = { all, under, slots, lent, bar, line, why, wait, rate, pause: h("button"), drawn: "",
+    const all = h("tr", { "data-lane": name }, h("th", { scope: "row" }, h("span", { class: "name" }, stored ? name : to("lane", name, name)), under),
+      cell(1, slots, lent), cell(2, bar, line, why), cell(3, wait), cell(4, rate), parked, last);
+    const made = { all, under, slots, lent, bar, line, why, wait, rate, parked, pause: h("button"), drawn: "",
       now: /** @type {Row | null} */ (null) };
-    if (this.operates) last.append(this.#menu(name, made));
+    if (this.operates && !stored) last.append(this.#menu(name, made));
     return made;
   }
 
@@ -137,6 +139,7 @@ class Table extends HTMLElement {
     if (group) notes.push(`group ${group.name}, ${group.slots} of ${limit(group.limit)}`);
     if (row.template) notes.push(`${row.alive} alive`);
     if (row.paused) notes.push(row.paused_until === null ? "paused until it is resumed" : `paused ${seconds(row.paused_until - frame.at)} more`);
+    if (row.stored_paused) notes.push("paused in the store");
     if (row.overdue) notes.push(`${row.overdue} overdue`);
     if (row.abandoned) notes.push(`${row.abandoned} given up`);
     say(shown.under, notes.join(" · "));
@@ -168,6 +171,8 @@ class Table extends HTMLElement {
     const rates = [...[...row.rates, ...group?.rates ?? []].map((rate) => left(rate, frame.at)),
       ...(row.rate_until === null ? [] : [`waits ${seconds(row.rate_until - frame.at)}`])];
     say(shown.rate, rates.join(", ") || "–");
+    shown.parked.hidden = frame.totals.parked === null;
+    say(shown.parked, row.parked === null ? "–" : String(row.parked));
     say(shown.pause, row.paused ? "Resume" : "Pause");
   }
 }
@@ -186,20 +191,20 @@ export function noted(notes) {
   return notes.toReversed().map((note) => h("li", { class: note.level }, h("time", {}, clock(note.wall)), " ", about(note), note.count > 1 ? ` (${note.count} times)` : ""));
 }
 
-/** What is wrong, each with what to do; or that nothing is. @param {{health: import("./types").Problem[], unseen: number}} looked @param {string} kind of the jobs */
-export function verdict({ health: problems, unseen }, kind = "job") {
-  const where = (/** @type {import("./types").Problem} */ one) => one.job !== null ? to(kind, one.job, one.text) : kind === "job" && one.lane ? to("lane", one.lane, one.text) : one.text;
-  const more = unseen ? [` ${unseen} more lanes with waiting jobs were not looked at.`] : [];
-  if (!problems.length) return h("p", { class: "good" }, "Healthy: nothing that was looked at is wrong.", ...more);
-  const some = problems.slice(0, 5).map((one) => h("li", { class: "error" }, where(one), h("small", {}, `What to do: ${one.advice}`)));
-  return h("ul", { class: "jobs" }, ...some, ...(problems.length > 5 ? [h("li", {}, `and ${problems.length - 5} more`)] : []), ...more.map((text) => h("li", {}, text)));
+/** What is wrong, each with what to do; or that nothing is; and what was not looked at. @param {import("./types").Verdict} looked */
+export function verdict({ health: problems, more_problems: more = 0, left_out: left }) {
+  const where = (/** @type {import("./types").Problem} */ one) => one.job !== null ? to(one.stored ? "stored" : "job", one.job, one.text) : !one.stored && one.lane ? to("lane", one.lane, one.text) : one.text;
+  const out = left.length ? `not looked at: ${left.join(", ")}` : "";
+  if (!problems.length) return h("p", { class: "good" }, `Healthy: nothing that was looked at is wrong${out && `; ${out}`}.`);
+  const some = problems.slice(0, 5).map((one) => h("li", { class: "error" }, where(one), h("small", {}, `What to do: ${one.advice}`))), rest = problems.length - some.length + more;
+  return h("ul", { class: "jobs" }, ...some, ...(rest ? [h("li", {}, `and ${rest} more`)] : []), ...(out ? [h("li", {}, out)] : []));
 }
 
 class Health extends Panel {
   /** @param {Frame} frame */
-  set frame({ health, unseen, at }) {
-    this.fill([health.map(({ kind, lane, job }) => [kind, lane, job]), unseen, Math.round(at / 5)], () =>
-      [h("section", { class: health.length ? "card bad" : "card", "aria-label": "Health" }, verdict({ health, unseen }))]);
+  set frame({ health, more_problems, left_out, at }) {
+    this.fill([health.map(({ kind, lane, job }) => [kind, lane, job]), left_out, Math.round(at / 5)], () =>
+      [h("section", { class: health.length ? "card bad" : "card", "aria-label": "Health" }, verdict({ health, more_problems, left_out }))]);
   }
 }
 

@@ -9,7 +9,8 @@ export type Row = {name: string, template: boolean, alive: number, limit: number
   active: number, lent: number, cancelling: number, overdue: number, abandoned: number, waiting: number,
   in_sessions: number, in_lane: number, oldest: number, paused: boolean,
   paused_until: number | null, rate_until: number | null, rates: Rate[], finished: number,
-  failed: number, quantiles: number[] | null, longest: {job: number, reason: string} | null};
+  failed: number, quantiles: number[] | null, longest: {job: number, reason: string} | null,
+  parked: number | null, only_stored?: boolean, stored_paused?: boolean};
 export type Group = {name: string, members: string[], slots: number, limit: number | null,
   rates: Rate[]};
 export type Note = {seq: number, at: number, wall: number, level: string, kind: string, lane: string,
@@ -22,18 +23,19 @@ export type Ended = {at: number, recorded: number, outcomes: Record<string, numb
   names: {name: string, count: number, quantiles: number[] | null}[], jobs: Line[]};
 export type Listed = Numbers & {at: number, jobs: Line[], ended?: Ended, tried?: {at: number, limit: number, reason: string}[]};
 export type Found = {sessions: string[], lanes: string[], jobs: Line[], ended: Line[], looked: number, there: number, most: number};
-export type Totals = {active: number, waiting: number, sessions: number, abandoned: number,
+export type Totals = {active: number, waiting: number, parked: number | null, sessions: number, abandoned: number,
   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
   finished: number, failed: number, cancelled: number, quantiles: number[] | null};
-export type Problem = {kind: string, lane: string, text: string, advice: string, job: number | null};
-export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], unseen: number, lanes: Row[], more_lanes: number,
+export type Problem = {kind: string, lane: string, text: string, advice: string, job: number | null, stored: boolean};
+export type Verdict = {health: Problem[], more_problems?: number, left_out: string[]};
+export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], more_problems: number, left_out: string[], lanes: Row[], more_lanes: number,
   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
   longest: {sessions: Numbers[], whole: boolean}, notes: Note[]};
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
   why: string | null, until: number | null, attempt: number, crashes: number,
   error: string | null, submitted_at: number};
 export type Asked = {job: number | null, instance: string, since: number};
-export type View = {at: number, error?: string, health: Problem[], unseen: number, totals: Record<string, number>, more_dead: number, jobs: Stored[],
+export type View = {at: number, error?: string, age?: number, health: Problem[], left_out: string[], totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: Record<string, {waiting: number, parked: number, running: number, dead: number,
   unhandled: number, concurrency: number | null, paused: boolean}>, ended: Record<string, Record<string, number>>,
   instances: {id: string, host: string, pid: number, since: number, running: number, names: string[], lanes: Record<string, number>}[],

@@ -53,28 +53,32 @@ function WITH_TICKET.join(instance, ttl, asked)
   put_last_step(instance, { number = 0, after = 0, stale = {} })
   call('ZADD', ROOT .. 'in', now + tonumber(ttl), instance)
   call('HSET', ROOT .. 'kinds', info.kind, cmsgpack.pack(info.names))
-  reap(instance)
+  local given_up = reap(instance)
   LOOK, CALLER_LOOKS = true, true
-  return { 0 }
+  return { 0, json(given_up) }
 end
 
--- Answer: whether the instance has its lease.
+-- Answer: whether the instance has its lease, and the instances that it has given up.
 function WRITES.beat(instance, ttl)
   if not is_alive(instance) then
-    return { 0, 0 }
+    return { 0, 0, '[]' }
   end
   call('ZADD', ROOT .. 'in', now + tonumber(ttl), instance)
-  reap(instance)
-  return { 0, 1 }
+  return { 0, 1, json(reap(instance)) }
 end
 
+-- The instances that were removed, as they were.
 function reap(instance)
-  local over = call('ZRANGEBYSCORE', ROOT .. 'in', '-inf', now, 'LIMIT', 0, MAX_REAPED)
-  for _, id in ipairs(over) do
+  local over = call('ZRANGEBYSCORE', ROOT .. 'in', '-inf', now, 'LIMIT', 0, MAX_REAPED, 'WITHSCORES')
+  local given_up = {}
+  for at = 1, #over, 2 do
+    local id = over[at]
     if id ~= instance then
+      given_up[#given_up + 1] = info_of(id, over[at + 1])
       remove_instance(id)
     end
   end
+  return given_up
 end
 
 -- Take back the crash of a run that ended because its lease was lost.

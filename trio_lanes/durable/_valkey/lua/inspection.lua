@@ -22,21 +22,22 @@ function READS.all_instances()
   local found = {}
   local flat = call('ZRANGE', ROOT .. 'in', 0, -1, 'WITHSCORES')
   for at = 1, #flat, 2 do
-    local info = instance_of(flat[at])
     local runs, of_lanes = ask('ZRANGE', ROOT .. 'run:' .. flat[at], 0, PAGE - 1), {}
     find_all(runs)
     for _, id in ipairs(runs) do
       local lane = find(id).lane
       of_lanes[lane] = (of_lanes[lane] or 0) + 1
     end
-    found[#found + 1] = {
-      id = flat[at], host = info.host, pid = info.pid, since = info.since, names = info.names,
-      lease_until = flat[at + 1], running = ask('ZCARD', ROOT .. 'run:' .. flat[at]),
-      lanes = of_lanes, alive = is_alive(flat[at]), lease_ttl = info.lease_ttl,
-      silent = info.lease_ttl and math.max(0, now - tonumber(flat[at + 1]) + info.lease_ttl),
-    }
+    local info = info_of(flat[at], flat[at + 1])
+    info.lanes, info.alive = of_lanes, is_alive(flat[at])
+    found[#found + 1] = info
   end
   return { 0, json(found) }
+end
+
+-- A server of this kind keeps no old versions for anybody.
+function READS.held_snapshots()
+  return { 0, '[]' }
 end
 
 -- Answer: the oldest jobs that have not ended, with their

@@ -1,7 +1,7 @@
 -- Schedules: they are set, fired, paused and removed.
 --
 -- The hash sc has the record of each by its number: {id, name, version, data, times, next, last, last_id,
--- skipped}, packed; `version` is another number each time that it is set, `data` is the client's text,
+-- skipped, in_row, refused}, packed; `in_row` and `refused` may be missing; `version` is another number each time that it is set, `data` is the client's text,
 -- `times` what its due times follow from. The hash sn has the numbers by name, the sorted set sk all numbers, and sf those of the schedules that are not paused,
 -- by the next due time, which is Unix time. The field `fires` of META is the first of these times.
 
@@ -42,7 +42,7 @@ function WITH_TICKET.put_schedule(schedule, lane, cost, times, due, data)
   if new.next and new.times ~= times then
     new.next = tonumber(due)
   end
-  new.version, new.times, new.data = version, times, data
+  new.version, new.times, new.data, new.refused = version, times, data, nil
   put(new)
   return { 0 }
 end
@@ -50,10 +50,10 @@ end
 GROWS.put_schedule = true
 
 -- Arguments: the name, the version, the due time, the next, that of the last job, how many are skipped, what
--- happens to jobs that overlap, the outcome of the job before; then as of `enqueue`. Answer: whether it was
--- due.
+-- happens to jobs that overlap, the outcome of the job before, why the jobs were refused; then as of
+-- `enqueue`. Answer: whether it was due.
 function WITH_TICKET.fire_schedule(arguments)
-  local name, version, due, following, last, skipped, overlap, outcome = unpack(arguments, 1, 8)
+  local name, version, due, following, last, skipped, overlap, outcome, why = unpack(arguments, 1, 9)
   local of = record_of(name, version)
   if not of or of.next ~= tonumber(due) then
     return { 0, 0 }
@@ -63,10 +63,14 @@ function WITH_TICKET.fire_schedule(arguments)
     before = nil
   end
   local jobs = {}
-  for at = 9, #arguments do
-    jobs[at - 8] = arguments[at]
+  for at = 10, #arguments do
+    jobs[at - 9] = arguments[at]
   end
+  local in_row, refused = of.in_row or 0, given(why) or of.refused
   if before and overlap == 'skip' then
+    if #jobs > 0 then
+      in_row, refused = in_row + 1, nil
+    end
     skipped, jobs = skipped + #jobs / JOB_FIELDS, {}
   end
   local ids = WITH_TICKET.enqueue(jobs)
@@ -78,8 +82,10 @@ function WITH_TICKET.fire_schedule(arguments)
       WITH_TICKET.cancel(before.id, outcome, '1')
     end
     of.last, of.last_id = tonumber(last), ids[#ids]
+    in_row, refused = 0, nil
   end
   of.next, of.skipped = tonumber(following), of.skipped + skipped
+  of.in_row, of.refused = in_row, refused
   put(of)
   return { 0, 1 }
 end

@@ -32,6 +32,16 @@ local function instance_of(id)
   return INFOS[key]
 end
 
+-- What others are shown of an incarnation whose lease ends at a time.
+local function info_of(id, lease_until)
+  local info = instance_of(id)
+  return {
+    id = id, host = info.host, pid = info.pid, since = info.since, names = info.names,
+    lease_until = lease_until, running = ask('ZCARD', ROOT .. 'run:' .. id), lease_ttl = info.lease_ttl,
+    silent = info.lease_ttl and math.max(0, now - tonumber(lease_until) + info.lease_ttl),
+  }
+end
+
 local function put_instance(id, info)
   call('SET', ROOT .. 'i:' .. id, cmsgpack.pack(info))
   INFOS[ROOT .. 'i:' .. id] = info
