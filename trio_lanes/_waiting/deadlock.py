@@ -166,7 +166,7 @@ def broken_by(
     ]
     without = (wait for wait in in_vain if _stuck(goal, ignored=wait) is None)
     last = next(without, next(iter(in_vain), None))
-    return () if last is None or last.job is None else (last, _error(stuck, last.job))
+    return [] if last is None or last.job is None else (last, _error(stuck, last.job))
 
 
 def can_never_regain_slot(job: AnyJob) -> bool:

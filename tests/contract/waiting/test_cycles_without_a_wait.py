@@ -408,3 +408,23 @@ async def test_a_better_job_that_is_charged_before_a_readmission_may_close_a_kno
         assert trio.current_time() == 2.0
         await job.wait()
     assert len(told) == 1
+
+
+async def test_a_lane_for_which_reservations_leave_nothing_takes_jobs_while_others_wait(
+    autojump_clock: MockClock,
+) -> None:
+    async def waits() -> None:
+        await target.wait_done()
+
+    group = LaneGroup(["own", "other"], concurrency=1, reserve={"own": 1})
+    async with open_lanes({"main": 2, "own": 1, "other": 1}, groups={"g": group}) as lanes:
+        target = lanes.submit_nowait(trio.sleep, 5)
+        waiter = lanes.submit_nowait(waits)
+        await wait_all_tasks_blocked()
+        jobs = [  # the second stands before the first, which can never start
+            lanes.submit_nowait(trio.sleep, 0, lane="other", session="s", priority=priority)
+            for priority in (0, 1)
+        ]
+        await waiter.wait()
+        assert [job.state for job in jobs] == [JobState.WAITING] * 2
+        lanes.clear()
