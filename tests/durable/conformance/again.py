@@ -28,8 +28,6 @@ from .bench import RETURNED, STOP, Bench, Played, ends, needs, new_job, opening,
 
 
 class AgainStories(Bench):
-    """Tests of claims, and of calls that are asked again."""
-
     async def test_a_step_asked_again_gives_the_same_claims_and_does_nothing_more(self) -> None:
         async with self.playing() as store:
             await store.enqueue([new_job(n) for n in range(9)])

@@ -50,8 +50,6 @@ async def kinds(lanes: DurableLanes) -> list[tuple[str, str, int | None]]:
 
 
 class BlockerStories(Bench):
-    """Tests of the reasons why a job does not go on, and of the verdict on lanes."""
-
     async def test_a_job_is_blocked_by_the_head_of_its_session(self) -> None:
         async with self.instance() as lanes:
             first, second, third = [await lanes.submit("gate", n, session="s") for n in "abc"]

@@ -25,8 +25,6 @@ WAITING, RUNNING, SUCCEEDED = DurableState.WAITING, DurableState.RUNNING, Durabl
 
 
 class ChildrenStories(Bench):
-    """Tests of children."""
-
     def family(self, fn: Callable[[Children], Any], **options: Any) -> Any:
         """Return an instance whose handler ``parent`` calls a function with its children."""
 

@@ -61,8 +61,6 @@ def failing(bench: Bench) -> dict[str, Any]:
 
 
 class ControlStories(Bench):
-    """Tests of control and inspection."""
-
     async def test_clear_takes_jobs_that_have_not_started_and_leaves_those_that_run(self) -> None:
         policy = RetryPolicy(backoff=(5.0, 5.0))
         async with self.instance(retry=policy) as lanes:

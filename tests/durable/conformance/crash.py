@@ -31,8 +31,6 @@ async def runs_again(store: Played, lost: Claim) -> None:
 
 
 class CrashStories(Bench):
-    """Tests of crashes."""
-
     async def test_the_runs_of_a_crash_run_again_first_with_one_crash_more(self) -> None:
         many = [new_job(n, session="s") for n in range(3)]
         async with self.doomed(*many) as claims:

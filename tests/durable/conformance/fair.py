@@ -27,8 +27,6 @@ JUDGED_SESSIONS: Final = (None, None, None, "one", "two", "gold")
 
 
 class FairStories(Bench):
-    """Tests of fair lanes."""
-
     async def test_fair_lanes_start_jobs_in_the_order_of_the_core(self) -> None:
         for seed in range(2):
             chance = Random(seed)

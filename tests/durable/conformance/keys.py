@@ -20,8 +20,6 @@ from .bench import ONCE, STOP, Bench, new_job, this_run, ticket
 
 
 class KeyStories(Bench):
-    """Tests of further submissions under a key."""
-
     async def test_a_key_after_a_failure_begins_anew_if_that_is_asked_for(self) -> None:
         async with self.instance(retry=ONCE) as lanes:
 

@@ -32,8 +32,6 @@ async def present(lanes: DurableLanes) -> list[str]:
 
 
 class LimitStories(Bench):
-    """Tests of groups, rates and templates."""
-
     async def starts(self, of: Sequence[str], *moments: tuple[float, int], **options: Any) -> None:
         """Submit a job to each of some lanes: so many must have started at each moment."""
         async with self.instance(**options) as opened:

@@ -25,8 +25,6 @@ SLIDING = RateLimit(2, per=10.0, algorithm="sliding")
 
 
 class LockStories(Bench):
-    """Tests of locks and quotas over instances."""
-
     async def hold(
         self,
         lanes: DurableLanes,

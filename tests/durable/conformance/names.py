@@ -59,8 +59,6 @@ def acts(lanes: DurableLanes, name: str) -> Iterator[Callable[[], Awaitable[Any]
 
 
 class NameStories(Bench):
-    """Tests of names."""
-
     async def test_a_name_that_a_store_could_not_keep_is_refused_and_nothing_written(self) -> None:
         for name in REFUSED:
             for options in (

@@ -39,8 +39,6 @@ EDITS: Final[tuple[tuple[RateLimit, RateLimit, int | Decimal], ...]] = (
 
 
 class QuotaStories(LockStories):
-    """Tests of the quotas of templates, and of what is left of a quota."""
-
     async def test_each_name_of_a_template_is_a_quota_of_its_own(self) -> None:
         quotas = {"tenant:*": FIVE, "tenant:vip:*": LEAKING, "tenant:7": [FIVE, LEAKING]}
         async with self.instance(quotas=quotas) as lanes, self.instance(worker=False) as asking:

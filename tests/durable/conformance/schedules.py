@@ -56,8 +56,6 @@ async def paused(store: Any, due: float | None) -> PauseSchedule:
 
 
 class ScheduleStories(Bench):
-    """Tests of schedules."""
-
     async def test_a_due_time_is_fired_once_with_its_job(self) -> None:
         async with self.playing() as store:
             assert (await store.step([], 0)).fires is None

@@ -42,8 +42,6 @@ def one(payload: str = "1", session: str = "s", **options: Any) -> Submission:
 
 
 class TalkStories(Bench):
-    """Tests of what runs say while they run, and of what they take from their session."""
-
     async def test_events_reach_readers_on_any_instance_until_the_job_has_ended(self) -> None:
         async def speak(payload: Any) -> None:
             run = this_run()

@@ -390,8 +390,6 @@ CASES: Final[Mapping[type[Act[Any]], Sequence[Callable[[Played], Awaitable[Case]
 
 
 class TicketStories(Bench):
-    """Tests of what tickets keep."""
-
     async def test_each_act_is_decided_once_for_its_ticket_whatever_comes_between(self) -> None:
         acts = {kind for kind in VERBS.values() if issubclass(kind, Act)}
         assert acts == CASES.keys(), "an act without a case, or a case without an act"

@@ -33,8 +33,6 @@ def rounded(waits: Mapping[str, float]) -> dict[str, int]:
 
 
 class WorkStories(Bench):
-    """Tests of work."""
-
     async def test_a_job_runs_and_every_waiting_task_gets_its_result(self) -> None:
         async with self.instance() as lanes:
             job = await lanes.submit("echo", {"text": "hé\u2028", "n": [1, None, 2.5, True]})
