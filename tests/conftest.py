@@ -15,7 +15,7 @@ same generator before each example, so a property test draws its seed instead:
 `@given(st.random_module(), ...)`. CI plays other seeds, too: tests/support/fresh.py.
 
 Trio offers no public way to this. Two private names are touched, here and in `simulate` of
-`trio_lanes.testing`, which plays the same life again.
+`trio_lanes.testing`, which plays the same life again; and a third, of its threads that are idle.
 """
 
 import os
@@ -27,6 +27,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import trio
+from trio._core import _thread_cache
 
 from tests.support import doors, fresh, hangs, short
 from tests.support.chaos import THOROUGH, examples
@@ -175,6 +176,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         need(*mark.args)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Leave Trio's idle threads that measure no coverage to no test that measures it."""
+    if item.get_closest_marker("no_cover"):
+        _thread_cache.THREAD_CACHE = _thread_cache.ThreadCache()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
