@@ -183,7 +183,7 @@ class Lanes(Submitter):
         lanes = cls.__new__(cls)
         lanes._scheduler = scheduler
         lanes._bound = {}
-        scheduler.view = lambda actor: view_of(scheduler, actor)
+        scheduler.announcer.view = lambda actor: view_of(scheduler, actor)
         return lanes
 
     def __repr__(self) -> str:
@@ -317,7 +317,7 @@ class Lanes(Submitter):
         self._scheduler.check_thread()
         self._scheduler.closing.check_not_ended()
         if self._scheduler.hooks.add(instrument):
-            self._scheduler.hooks_changed()
+            self._scheduler.announcer.hooks_changed()
             self._scheduler.hooks.tell_opened(instrument, self)
             self._scheduler.overdue.tell_late(instrument, self._scheduler.lanes.values())
 
@@ -331,7 +331,7 @@ class Lanes(Submitter):
         self._scheduler.check_thread()
         if not self._scheduler.hooks.remove(instrument):
             raise KeyError(instrument)
-        self._scheduler.hooks_changed()
+        self._scheduler.announcer.hooks_changed()
 
     # ---- acting
 

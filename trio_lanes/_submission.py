@@ -324,7 +324,7 @@ class Submitter:
     def _check_room(self, job: AnyJob) -> None:
         full = self._scheduler.full(job)
         if full is not None:
-            self._scheduler.call_hooks(self._scheduler.hooks.job_rejected, full, "full")
+            self._scheduler.announcer.tell_of_lane(self._scheduler.hooks.job_rejected, full, "full")
             raise LaneFullError(full.name, full.config.max_waiting)
 
     @enable_ki_protection

@@ -50,7 +50,7 @@ def lend(scheduler: Scheduler, job: AnyJob, reason: str | None) -> None:
         if job._slot is HELD:
             job._lane.give_slot_back(job, LENT)
             job._restart_idle_clock()
-            scheduler.tell_of_job(scheduler.hooks.job_lent, job)
+            scheduler.announcer.tell(scheduler.hooks.job_lent, job)
         elif job._slot is WANTED:  # its former lender need not wait for a slot any more
             job._lane.lend_again(job)
             scheduler.after_act(_wake, job)
@@ -111,7 +111,7 @@ async def readmit(
         job._restart_idle_clock()
         job._costs = costs
         scheduler.queue_again(job)
-        scheduler.tell_of_job(scheduler.hooks.job_readmitted, job)
+        scheduler.announcer.tell(scheduler.hooks.job_readmitted, job)
     if not _is_queued(job):
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
@@ -148,11 +148,11 @@ def slot_came(scheduler: Scheduler, job: AnyJob) -> None:
     """``job``, which runs, holds a slot again."""
     job._restart_idle_clock()
     scheduler.after_act(_wake, job)
-    scheduler.tell_of_job(scheduler.hooks.job_regained, job)
+    scheduler.announcer.tell(scheduler.hooks.job_regained, job)
     if job._lenders:  # it was readmitted, and others of its tasks lend its slot
         job._lane.give_slot_back(job, LENT)
         job._restart_idle_clock()
-        scheduler.tell_of_job(scheduler.hooks.job_lent, job)
+        scheduler.announcer.tell(scheduler.hooks.job_lent, job)
 
 
 def forgo(scheduler: Scheduler, job: AnyJob) -> None:

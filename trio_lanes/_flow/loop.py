@@ -84,7 +84,9 @@ from .._config.exact import Amount, exact
 from .._config.reasons import Cause
 from .._limits.adaptive import Adaptive, Tuner
 from .._limits.rate import costs_of
-from .._observe.hooks import Hook, Hooks
+from .._observe.announcer import Announcer
+from .._observe.hooks import Hooks
+from .._observe.joints import Joints
 from .._observe.overdue import Overdue
 from .._observe.wait_warnings import WaitWarnings
 from .._queue.timers import Timers
@@ -126,21 +128,19 @@ class Scheduler:
     __slots__ = (
         "__weakref__",
         "_accounting",
-        "_changed",
         "_clocks",
         "_context",
         "_effects",
-        "_instruments",
         "_moved",
         "_next_arrival",
         "_next_id",
         "_next_return",
         "_nursery",
-        "_tells",
         "_to_do",
         "_wait_warnings",
         "abandoned",
         "accounts",
+        "announcer",
         "broken",
         "closing",
         "coalesced",
@@ -149,6 +149,7 @@ class Scheduler:
         "grant",
         "groups",
         "hooks",
+        "joints",
         "lanes",
         "now",
         "overdue",
@@ -162,7 +163,6 @@ class Scheduler:
         "token",
         "unretrieved",
         "unserved",
-        "view",
         "waits",
         "watches",
         "workers",
@@ -182,7 +182,6 @@ class Scheduler:
         self.broken: BaseException | None = None  # the error that broke an act off
         self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
         self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
-        self._changed: Final[dict[Actor, None]] = {}  # lanes that may have become empty or idle
 
         self.accounts: Final = Accounts()
         self._accounting: Final = wait_accounting
@@ -195,11 +194,12 @@ class Scheduler:
         # {key: jobs that were submitted with it and have not ended; only the last may wait}
         self.coalesced: Final[dict[Hashable, dict[AnyJob, None]]] = {}
 
+        self.joints: Final = Joints()
         self.hooks: Final = hooks
-        self._instruments: Final = hooks.instruments  # empty: no hook is asked for
-        self._tells = False  # whether hooks are called when lanes become empty or idle
-        self.hooks_changed()
-        self.view: Callable[[Actor], object] = lambda actor: actor  # makes the argument of hooks
+        self.announcer: Final = Announcer(
+            hooks, self.joints, self.after_act, lambda: self.registry.actors
+        )
+        self.announcer.hooks_changed()
         self.timers: Final = Timers(self.spawn, self.batch, self.after_act)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks, self._look_at_waits)
         self.overdue: Final = Overdue(hooks, self.spawn)
@@ -207,7 +207,9 @@ class Scheduler:
         table = jobs_by_task()
         self.running: Final = table  # {task: the job it runs}
         self.waits: Final = table.waits
-        self.watches: Final = Watches(table, self.lanes, self._tell_refused)
+        self.watches: Final = Watches(
+            table, self.lanes, partial(self.announcer.tell, hooks.deadlock_refused)
+        )
         self.room: Final = Room(self.lanes, self._clocks)
         self.workers: Final = WorkerPool(
             table,
@@ -228,7 +230,6 @@ class Scheduler:
             self.registry.group_turns,
             self.room.unseen,
             self.workers.granted,
-            self._changed,
             self._clocks,
         )
         # Numbers of jobs, and their places in sessions unless they join these later, or again
@@ -240,14 +241,6 @@ class Scheduler:
         self.unretrieved: Final[WeakSet[UnretrievedError]] = WeakSet()
         self.abandoned = 0  # bodies that were given up by a reset, and have not ended
         self.finished = 0  # jobs whose bodies have ended by themselves, ever
-
-    def hooks_changed(self) -> None:
-        """An instrument was added or removed."""
-        tells = bool(self.hooks.lane_empty or self.hooks.lane_idle)
-        if tells and not self._tells:
-            for actor in self.registry.actors:
-                actor.announce()
-        self._tells = tells
 
     # ---- batches
 
@@ -350,7 +343,7 @@ class Scheduler:
 
     def serve(self) -> None:
         """End the outermost call of a batch: do all that can be done now."""
-        effects, sessions, lanes, groups, unseen, granted, changed, clocks = self._to_do
+        effects, sessions, lanes, groups, unseen, granted, clocks = self._to_do
         workers = self.workers
         try:
             while True:
@@ -375,12 +368,13 @@ class Scheduler:
                     and workers.ready < len(granted)
                 ):
                     workers.hire()
-                elif changed:  # last, so a lane that is empty between two acts is not announced
-                    self._tell_of(next(iter(changed)))
                 elif clocks:
                     self._set_clock(clocks.popitem()[0])
                 else:
-                    break
+                    for note in self.joints.on_batch_end:
+                        note(self.now)
+                    if not effects:
+                        break
             accounts = self.accounts
             if self._moved or accounts.changed or accounts.acted:
                 accounts.settle(self.now)
@@ -413,7 +407,7 @@ class Scheduler:
         if session.watched and not (session.waiting and session.running):
             self.watches.look_at(session)
         if not (session.waiting or session.running or session.entering or session.room_line):
-            if session.rates.units or session.paused or self._tells:
+            if session.rates.units or session.paused:
                 self._retire(session)
             else:
                 self.registry.release(session)
@@ -478,7 +472,7 @@ class Scheduler:
         until = served.rate_until
         if until > self.now and until != served.announced_until:
             served.announce_rate()
-            self.call_hooks(self.hooks.lane_rate_limited, lane, until)
+            self.announcer.tell_of_lane(self.hooks.lane_rate_limited, lane, until)
             wait = until - self.now
             if wait > _LONG_DEBT and any(left < 0 for _, left, _ in served.rates.left(self.now)):
                 logger.warning(
@@ -509,43 +503,6 @@ class Scheduler:
                 return
         self.registry.forget(actor)
 
-    def tell_of_job(self, hooks: list[Hook], job: AnyJob, *args: object) -> None:
-        """Call ``hooks`` with ``job`` when the present act is complete."""
-        if hooks:
-            self.after_act(self.hooks.call, hooks, job, *args)
-
-    def _tell_in_context(self, hooks: list[Hook], job: AnyJob) -> None:
-        """Call ``hooks`` in the context of ``job`` when the present act is complete."""
-        if hooks:
-            self.after_act(self.hooks.call_in_context, hooks, job, job._context)
-
-    def call_hooks(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
-        """Call ``hooks`` with ``actor`` when the present act is complete."""
-        if hooks:
-            self.after_act(self._call_with_view, hooks, actor, args)
-
-    def _call_with_view(self, hooks: list[Hook], actor: Actor, args: tuple[object, ...]) -> None:
-        self.hooks.call(hooks, self.view(actor), *args)
-
-    def _tell_of(self, actor: Actor) -> None:
-        """Tell hooks if no job waits in ``actor`` any more, or no job waits or runs."""
-        del self._changed[actor]
-        is_new_that_empty, is_new_that_idle = actor.announce()
-        if is_new_that_empty:
-            self.call_hooks(self.hooks.lane_empty, actor)
-        if is_new_that_idle and self.hooks.lane_idle:
-            self.after_act(self._tell_idle, actor)
-
-    def _tell_idle(self, actor: Actor) -> None:
-        if not (actor.waiting or actor.active):  # a hook may have submitted
-            self.hooks.call(self.hooks.lane_idle, self.view(actor))
-
-    def _has_changed(self, job: AnyJob) -> None:
-        """Note that the numbers of waiting or running jobs have changed in the lanes of ``job``."""
-        self._changed[job._lane] = None
-        if job._session_lane is not None:
-            self._changed[job._session_lane] = None
-
     # ---- 1. submit
 
     def submit(self, job: AnyJob) -> None:
@@ -570,13 +527,13 @@ class Scheduler:
                 self._join(job, job.id)
             if options.coalesce is not None:
                 self._gather(job, options.coalesce.key)
-            if self._instruments:
-                if self._tells:
-                    self._has_changed(job)
-                self.tell_of_job(self.hooks.job_submitted, job)
+            joints = self.joints
+            if joints.on_placed:
+                for note in joints.on_placed:
+                    note(job)
             if outermost:
                 to_act = lane.touched or (session and session.touched)
-                if to_act or self._effects or self._changed or self.watches.due:
+                if to_act or self._effects or joints.on_batch_end or self.watches.due:
                     if self._accounting:
                         self._moved.append(job)
                     self.serve()
@@ -611,7 +568,7 @@ class Scheduler:
         if lane.warning is None:
             lane.touch()  # the wait counts there, though the session may hold the job
         options = job._options
-        if options is not NO_EXTRAS or self._instruments:
+        if options is not NO_EXTRAS or self.hooks.job_waiting_long:
             self._wait_warnings.watch(job)
             if 0 < options.queue_timeout < math.inf:
                 self._set_timer(job, options.queue_timeout, self._out_of_time)
@@ -750,8 +707,9 @@ class Scheduler:
         job._lane.receive(job, arrival or self._next_arrival())
         if job._log is not None:
             self._moved.append(job)
-        if self._instruments:
-            self.tell_of_job(self.hooks.job_forwarded, job)
+        if self.joints.on_placed:
+            for note in self.joints.on_placed:
+                note(job)
 
     # ---- 3. start
 
@@ -783,10 +741,9 @@ class Scheduler:
         lane.unbind(job)
         if job._timers:
             self._cancel_timers(job)
-        if self._instruments:
-            if self._tells:
-                self._has_changed(job)
-            self._tell_in_context(self.hooks.job_started, job)
+        if self.joints.on_started:
+            for note in self.joints.on_started:
+                note(job)
         self.grant(job)
         if job._waiters:
             self.after_act(self._wake, job)
@@ -928,7 +885,7 @@ class Scheduler:
     def set_concurrency(self, lane: LaneActor, value: int | float | Adaptive) -> None:
         """Give ``lane`` alone another concurrency."""
         lane.set_config(attrs.evolve(lane.config, concurrency=value), self.now)
-        self.call_hooks(self.hooks.lane_configured, lane)
+        self.announcer.tell_of_lane(self.hooks.lane_configured, lane)
 
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
@@ -945,10 +902,9 @@ class Scheduler:
             unretrieved = None if job._unhandled else watch_failure(job)
             if unretrieved is not None:
                 self.unretrieved.add(unretrieved)
-        if self._instruments:
-            if self._tells:
-                self._has_changed(job)
-            self._tell_in_context(self.hooks.job_finished, job)
+        if self.joints.on_settled:
+            for note in self.joints.on_settled:
+                note(job)
         job._context = job._session_lane = None
         if job._waiters:
             self.after_act(self._wake, job)
@@ -967,8 +923,6 @@ class Scheduler:
                 session.touch()
             lane.touch()
             self._cancel_timers(job)
-            if self._tells:
-                self._has_changed(job)
             self._settle(job, CANCELLED, None, error)
             if outermost:
                 self.serve()
@@ -1021,7 +975,7 @@ class Scheduler:
             self.overdue.cancel([job])
             if job._interruption is None and not scope.cancel_called:
                 job._interruption = error
-                self.tell_of_job(self.hooks.job_cancel_called, job, error.reason)
+                self.announcer.tell(self.hooks.job_cancel_called, job, error.reason)
             job._lane.note_cancel_called(job)
             self.after_act(scope.cancel, error.reason)
             lending.was_cancelled(self, job)  # a shield may keep the cancellation from its tasks
@@ -1067,7 +1021,7 @@ class Scheduler:
         """Set whether ``pausable`` is paused, as its pauses say, and call hooks of a change."""
         if pausable.update_paused() and isinstance(pausable, Actor):  # a template is no lane
             hooks = self.hooks.lane_paused if pausable.paused else self.hooks.lane_resumed
-            self.call_hooks(hooks, pausable)
+            self.announcer.tell_of_lane(hooks, pausable)
 
     # ---- closing
 
@@ -1077,8 +1031,7 @@ class Scheduler:
             with self.batch():
                 self.closing.begin(reason, retry_after)
                 self._refuse_requests(by_jobs=False)
-                if self.hooks.lanes_closing:
-                    self.after_act(self.hooks.call, self.hooks.lanes_closing, reason, retry_after)
+                self.announcer.tell(self.hooks.lanes_closing, reason, retry_after)
 
     def crash(self, reason: str) -> None:
         """`stop`, while an error is on its way out of the nursery: cancel that at once.
@@ -1130,7 +1083,7 @@ class Scheduler:
         """
         if not self.closing.is_open and (self.closing.shut or not self._is_inside):
             if lane is not None:
-                self.call_hooks(self.hooks.job_rejected, lane, "closed")
+                self.announcer.tell_of_lane(self.hooks.job_rejected, lane, "closed")
             raise self.closing.refuse()
 
     @property
@@ -1143,7 +1096,9 @@ class Scheduler:
         for actor in self.registry.actors:
             for request in list((actor.room_line or {}).values()):
                 if by_jobs or not request.inside:
-                    self.call_hooks(self.hooks.job_rejected, request.job._lane, "closed")
+                    self.announcer.tell_of_lane(
+                        self.hooks.job_rejected, request.job._lane, "closed"
+                    )
                     self.refuse(request, self.closing.error())
 
     # ---- room
@@ -1364,8 +1319,7 @@ class Scheduler:
         trio.lowlevel.reschedule(wait.task, outcome.Error(error))
 
     def _tell_refused(self, error: LaneDeadlockError) -> None:
-        if self.hooks.deadlock_refused:
-            self.after_act(self.hooks.call, self.hooks.deadlock_refused, error)
+        self.announcer.tell(self.hooks.deadlock_refused, error)
 
     def _release(self, jobs: Iterable[AnyJob]) -> None:
         """Let cancelled ``jobs``, of these or other lanes, go on without the slots they want."""

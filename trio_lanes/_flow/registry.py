@@ -140,8 +140,8 @@ class Registry:
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]
             used = session.generation or session.limiter is not None or session.timer is not None
-            # Of sessions that begin paused, this one was resumed.
-            if not (used or session.touched or session.config.paused):
+            # Hooks are to hear that it is idle. Of sessions that begin paused, one was resumed.
+            if not (used or session.announced[1] or session.touched or session.config.paused):
                 self._spares.append(session)
 
     def forget(self, actor: Actor) -> None:

@@ -37,7 +37,7 @@ def configure(
         apply(scheduler, plan)
         for actor in registry.actors if hooks else ():
             if before.get(actor) is not actor.config:
-                scheduler.call_hooks(hooks, actor)
+                scheduler.announcer.tell_of_lane(hooks, actor)
     # A limit of 0 is no part of the search for deadlocks.
     scheduler.limits_changed(ends_waits=bool(closed - _closed(scheduler)))
 
@@ -153,5 +153,5 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
         else:
             lane.limiter.total_tokens = value
             lane.touch()
-            scheduler.call_hooks(scheduler.hooks.lane_configured, lane)
+            scheduler.announcer.tell_of_lane(scheduler.hooks.lane_configured, lane)
     scheduler.limits_changed(ends_waits=was_closed)

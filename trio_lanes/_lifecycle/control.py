@@ -81,7 +81,7 @@ def clear(scheduler: Scheduler, name: str | None, owner: object, reason: str | N
                 jobs = [job for job in jobs if job.owner == owner]
             withdrawn = scheduler.withdraw_all(jobs, _cleared(actor.name, reason))
             cleared += withdrawn
-            scheduler.call_hooks(scheduler.hooks.lane_cleared, actor, withdrawn, reason)
+            scheduler.announcer.tell_of_lane(scheduler.hooks.lane_cleared, actor, withdrawn, reason)
     return cleared
 
 
@@ -98,7 +98,7 @@ def reset(scheduler: Scheduler, name: str | None) -> int:
             actor.count_reset()
             given_up = give_up(scheduler, actor.running_jobs(), actor.name)
             total += given_up
-            scheduler.call_hooks(scheduler.hooks.lane_reset, actor, given_up)
+            scheduler.announcer.tell_of_lane(scheduler.hooks.lane_reset, actor, given_up)
     return total
 
 
