@@ -106,7 +106,7 @@ class LaneActor(Actor):
         turns: Turns,
         lanes: Mapping[str, LaneActor],
         ask: AskForTokens,
-        moved: list[AnyJob],
+        moved: dict[AnyJob, None],
     ) -> None:
         self._name = name
         self.label = label  # its name, or the template that it comes from
@@ -114,8 +114,8 @@ class LaneActor(Actor):
         self.template: Pausable | None = None  # that it comes from
         self.lanes = lanes  # {name: global lane that is alive}, itself among them
         self._ask = ask
-        # Takes the jobs that leave its line and have a log: when the batch ends, the accounts of
-        # waits note where these wait now
+        # Takes the jobs that leave its line, or their delay, and have a log: when the batch ends,
+        # the accounts of waits note where these wait now
         self.moved = moved
         self.defaults: Mapping[
             str, float
@@ -331,11 +331,15 @@ class LaneActor(Actor):
     def postpone(self, job: AnyJob) -> None:
         """Keep ``job`` until its delay is over; it is not bound for the lane until then."""
         self.delayed[job.id] = job
+        if job._log is not None:
+            self.moved[job] = None
         self.touch()  # its requests for room are to be served
 
     def forget_delay(self, job: AnyJob) -> None:
         """The delay of ``job`` is over, or the job was withdrawn."""
         del self.delayed[job.id]
+        if job._log is not None:
+            self.moved[job] = None
 
     # ---- requests for room
 
@@ -427,7 +431,7 @@ class LaneActor(Actor):
         self.line.remove(job)
         arrival, job._arrival = job._arrival, 0
         if job._log is not None:
-            self.moved.append(job)
+            self.moved[job] = None
         self.touch()
         return arrival
 
@@ -442,6 +446,7 @@ class LaneActor(Actor):
         """Put ``job``, which runs, into the line again: before all jobs of its priority."""
         self.readmitting += 1
         self.receive(job, arrival)
+        self.touch()  # also if it has no free slot: it has another head now
 
     def withhold(self, job: AnyJob) -> None:
         """Take ``job``, which is to be readmitted, out of the line, if it stands there."""

@@ -108,6 +108,7 @@ class SessionActor(Actor):
         """Be the lane of the session ``key`` from now on: it was that of a session that is gone."""
         self.key = key
         self.is_ranked, self.announced = False, (False, False)
+        self.account = None  # if it has one yet, no job waits for it
 
     @property
     def name(self) -> str:

@@ -127,11 +127,9 @@ class Scheduler:
     # An object without slots keeps up to thirty attributes as cheaply; here are more.
     __slots__ = (
         "__weakref__",
-        "_accounting",
         "_clocks",
         "_context",
         "_effects",
-        "_moved",
         "_next_arrival",
         "_next_id",
         "_next_return",
@@ -139,7 +137,6 @@ class Scheduler:
         "_to_do",
         "_wait_warnings",
         "abandoned",
-        "accounts",
         "announcer",
         "broken",
         "closing",
@@ -183,10 +180,11 @@ class Scheduler:
         self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
         self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
 
-        self.accounts: Final = Accounts()
-        self._accounting: Final = wait_accounting
-        self._moved: Final = self.accounts.moved  # stays empty without accounting
-        self.registry: Final = Registry(self._ask_for_tokens, self._moved)
+        self.joints: Final = Joints()
+        accounts = Accounts()
+        if wait_accounting:
+            self.joints.add(accounts)
+        self.registry: Final = Registry(self._ask_for_tokens, accounts.moved)
         self.lanes: Final = self.registry.lanes
         self.sessions: Final = self.registry.sessions
         self.groups: Final = self.registry.groups
@@ -194,7 +192,6 @@ class Scheduler:
         # {key: jobs that were submitted with it and have not ended; only the last may wait}
         self.coalesced: Final[dict[Hashable, dict[AnyJob, None]]] = {}
 
-        self.joints: Final = Joints()
         self.hooks: Final = hooks
         self.announcer: Final = Announcer(
             hooks, self.joints, self.after_act, lambda: self.registry.actors
@@ -375,9 +372,6 @@ class Scheduler:
                         note(self.now)
                     if not effects:
                         break
-            accounts = self.accounts
-            if self._moved or accounts.changed or accounts.acted:
-                accounts.settle(self.now)
         except BaseException as error:
             self.broke_down(error)
             raise
@@ -400,12 +394,13 @@ class Scheduler:
                 break
         if session.rates.units or session.timer is not None:
             self._limited(session, session)
-        if session.account is not None:
-            self.accounts.look_at_session(session, session.account, self.now)
         if self.room.length:
             self.room.look_at(session)
         if session.watched and not (session.waiting and session.running):
             self.watches.look_at(session)
+        if self.joints.on_served:
+            for note in self.joints.on_served:
+                note(session)
         if not (session.waiting or session.running or session.entering or session.room_line):
             if session.rates.units or session.paused:
                 self._retire(session)
@@ -432,8 +427,6 @@ class Scheduler:
                 if self._effects or sessions:  # both come first: a session may take jobs back
                     lane.touch_first()
                     return
-        if lane.account is not None or (self._accounting and not lane.plain):
-            self.accounts.lane_served(lane, self.now)
         if lane.slot_requests:
             self._forgo_slots(lane)
         if lane.rates.units or lane.timer is not None:
@@ -450,13 +443,14 @@ class Scheduler:
             (lane.bound or lane.delayed) and (lane.slots or lane.without_slot)
         ):
             self.watches.look_at(lane)
+        if self.joints.on_served:
+            for note in self.joints.on_served:
+                note(lane)
         if lane.from_template and not lane.entering:
             self._retire(lane)
 
     def _serve_group(self, group: Group) -> None:
         group.touched = False
-        if self._accounting:
-            self.accounts.acted[group] = None
         job = group.next_start(self.now)
         if job is not None:
             self._start(job)
@@ -465,6 +459,8 @@ class Scheduler:
             self._limited(group, group.limited)
         if self.room.length:
             self.room.look_at(group)
+        for note in self.joints.on_served:
+            note(group)
 
     def _limited(self, served: Actor | Group, lane: Actor) -> None:
         """Tell hooks that the head of ``lane`` waits for a rate; wake ``served`` at its end."""
@@ -534,17 +530,9 @@ class Scheduler:
             if outermost:
                 to_act = lane.touched or (session and session.touched)
                 if to_act or self._effects or joints.on_batch_end or self.watches.due:
-                    if self._accounting:
-                        self._moved.append(job)
                     self.serve()
                 else:  # other jobs are before this one
-                    if self._accounting:
-                        self.accounts.place(job, self.now)
-                        if self.accounts.changed:  # no group has acted
-                            self.accounts.settle(self.now)
                     self.serving = False
-            elif self._accounting:
-                self._moved.append(job)
         except BaseException as error:
             self.broke_down(error)
             raise
@@ -585,8 +573,6 @@ class Scheduler:
         with self.batch():
             _forget_delay(job)
             self._join(job, self._next_id() if job._options.coalesce is None else job.id)
-            if self._accounting:
-                self._moved.append(job)
         self.check_accepted(job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
@@ -649,8 +635,6 @@ class Scheduler:
                     self._postpone(job)
                 else:
                     self._join(job, job.id)
-                if self._accounting:
-                    self._moved.append(job)
             elif job._state is WAITING and coalesce.keep == "latest":
                 self._replace_in_line(job, newest)
             else:
@@ -701,12 +685,8 @@ class Scheduler:
         """Send ``job``, which its session has taken out, to the mailbox of its global lane."""
         if job._slot is QUEUED:
             job._lane.readmit(job, self._next_return())
-            if self._accounting:  # it may come before the head, in a full lane that is not served
-                self.accounts.changed[job._lane] = None
             return
         job._lane.receive(job, arrival or self._next_arrival())
-        if job._log is not None:
-            self._moved.append(job)
         if self.joints.on_placed:
             for note in self.joints.on_placed:
                 note(job)
@@ -736,8 +716,6 @@ class Scheduler:
         job.started_at = job._progress_at = now
         if session is not None:
             session.started(job)
-        if self._accounting:
-            self.accounts.started(job, now)
         lane.unbind(job)
         if job._timers:
             self._cancel_timers(job)
@@ -916,8 +894,6 @@ class Scheduler:
             lane, session, scope = job._lane, job._session_lane, job._scope
             assert scope is not None
             scope.cancel()
-            if job._log is not None:
-                self.accounts.close(job, self.now)
             self._take_out(job)
             if session is not None:
                 session.touch()
@@ -1127,8 +1103,8 @@ class Scheduler:
             lane = job._lane = self.bring_to_life(lane)
         request = RoomRequest(job, self._is_inside, session, on_decision)
         with self.batch():
-            if self._accounting:
-                self.accounts.asked_for_room(job, self.now)
+            for note in self.joints.on_asked:
+                note(job)
             self.room.join(request, self.now)
         return request
 

@@ -26,7 +26,7 @@ before other tasks have their turn. They take 400 KB."""
 class Registry:
     """The lanes of one `open_lanes`."""
 
-    def __init__(self, ask: AskForTokens, moved: list[AnyJob]) -> None:
+    def __init__(self, ask: AskForTokens, moved: dict[AnyJob, None]) -> None:
         self._ask: Final = ask
         self._moved: Final = moved
         self.plan = Plan()

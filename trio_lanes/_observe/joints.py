@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Note: TypeAlias = Callable[[AnyJob], object]
 
 JOINTS: Final = (
+    "on_asked",
     "on_placed",
     "on_started",
     "on_ended",
@@ -36,6 +37,8 @@ class Joints:
 
     __slots__ = JOINTS
 
+    on_asked: tuple[Note, ...]
+    """``job``, which is not accepted yet and has no number, waits for room."""
     on_placed: tuple[Note, ...]
     """``job`` was accepted, and has its place; or its session has forwarded it."""
     on_started: tuple[Note, ...]

@@ -1,15 +1,16 @@
 """Where the waits of jobs went: each second has one cause, the first of `blocked_by`.
 
-Time passes between batches only, so what counts is how things stand when a batch ends. All but the
-first job of an actor wait for the same, and note how its account stands when they come and go; the
-first has a cause of its own. In a plain lane, and in a session, both change only with what the loop
-does there, which then calls `look_at_lane` and `look_at_session`. Other lanes are looked at when
-the batch ends (``changed``), after the jobs that came to another place (``moved``).
+Time passes between batches only, so what counts is how things stand when a batch ends. So in a
+batch the joints only collect: the jobs that came to another place or wait no more (``moved``), and
+the actors and groups that were served. All but the first job of an actor wait for the same, and
+note how its account stands when they come and go; the first has a cause of its own. Both change
+only with what the loop does in that actor; but in a lane that shares a limiter, or is in a group,
+also with what it does in others (``_changed``).
 
 With each act in a group the causes of the heads of all its lanes may change. But it holds the heads
 of one label and the same costs for the same, so these share an account of the group (`_shared`);
 those that the rates of their own lanes hold share one, too, since before that they wait for tokens
-of the group. These accounts are looked at after each batch with an act in the group (``acted``).
+of the group. These accounts are looked at after each batch with an act in the group.
 Only lanes that share a limiter with others are looked at one by one. So an act costs the same
 however many jobs and lanes wait, unless the costs of all heads differ, and nothing where none does.
 """
@@ -19,12 +20,22 @@ from __future__ import annotations
 import math
 from typing import Final, final
 
+from .._actors.actor import Served
 from .._actors.group import Group
 from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import WAITING
-from .._actors.wait_log import SHARED, Account, GroupAccount, HeadKey, HoldsHeads, Own, added_up
+from .._actors.wait_log import (
+    SHARED,
+    Account,
+    GroupAccount,
+    HeadKey,
+    HoldsHeads,
+    Log,
+    Own,
+    added_up,
+)
 
 _PAUSE, _SLOTS, _GROUP, _RATE, _ORDER, _DELAY, _ROOM = (
     (cause, math.inf) for cause in ("pause", "slots", "group", "rate", "order", "delay", "room")
@@ -37,56 +48,61 @@ class Accounts:
     """The accounts of the actors in which jobs wait, if there are to be any."""
 
     def __init__(self) -> None:
-        self.moved: Final[list[AnyJob]] = []
-        """Jobs that have come to another place in this batch."""
-        self.changed: Final[dict[LaneActor, None]] = {}
-        """Lanes that may hold their jobs for other causes since this batch."""
-        self.acted: Final[dict[Group, None]] = {}
-        """Groups that may hold the heads of their lanes for other causes since this batch."""
+        self.moved: Final[dict[AnyJob, None]] = {}
+        """Jobs that have come to another place in this batch, or wait no more."""
+        self._served: Final[dict[Served, None]] = {}  # in this batch
+        # Lanes that may hold their jobs for other causes since this batch
+        self._changed: Final[dict[LaneActor, None]] = {}
         # {group: {(label, costs of the heads): what they wait for}}
         self._shared: Final[dict[HoldsHeads, dict[HeadKey, GroupAccount]]] = {}
         # {group: its lanes in which jobs wait, and that share their limiters}
         self._apart: Final[dict[Group, dict[LaneActor, None]]] = {}
 
-    def asked_for_room(self, job: AnyJob, now: float) -> None:
-        """``job``, which is not submitted, waits for room."""
-        _hold(job, _NO_ACTOR, _ROOM, now)
+        # Methods of dicts, which cost less than a function each
+        self.on_asked: Final = self.moved.setdefault
+        self.on_placed = self.on_started = self.on_settled = self.on_asked
+        self.on_served: Final = self._served.setdefault
 
-    def started(self, job: AnyJob, now: float) -> None:
-        """``job``, which may have waited, runs."""
-        if job._log is not None:
-            self.close(job, now)
-        session: SessionActor | None = job._session_lane
-        if session is not None and (account := session.account) is not None:
-            self.look_at_session(session, account, now)
-
-    def close(self, job: AnyJob, now: float) -> None:
-        """The wait of ``job`` is over."""
-        log = job._log
-        if log is not None and log[4] is SHARED:  # else nothing is to be noted
-            job._log = (log, log[2].mark, None, None, SHARED, now)
-
-    def settle(self, now: float) -> None:
-        """A batch ends: see to it that each job waits for what it waits for now."""
-        # In this order: the first two add to the third.
-        for job in self.moved:
+    def on_batch_end(self, now: float) -> None:
+        """See to it that each job waits for what it waits for now."""
+        waiting: list[AnyJob] = []
+        for job in self.moved:  # first the waits that are over, since accounts may change then
             if job._state is WAITING:
-                self.place(job, now)
+                waiting.append(job)
+                continue
+            if job._log is not None:
+                _close(job, job._log)
+            if job._session_lane is not None:  # which may be full by now
+                self._served[job._session_lane] = None
         self.moved.clear()
-        for group in self.acted:
-            for shared in self._shared.get(group, {}).values():
-                _hold_heads(shared, now)
-            self.changed.update(self._apart.pop(group, {}))
-        self.acted.clear()
-        for lane in self.changed:
+        for job in waiting:
+            self._place(job, now)
+        for served in self._served:  # and lanes last, to which groups and other lanes add
+            if isinstance(served, Group):
+                for shared in self._shared.get(served, {}).values():
+                    _hold_heads(shared, now)
+                self._changed.update(self._apart.pop(served, {}))
+            elif isinstance(served, LaneActor):
+                self._changed[served] = None
+                if served.token_request is not None:  # and so may those that share its limiter
+                    for lane in served.lanes.values():
+                        if lane.limiter is served.limiter:
+                            self._changed[lane] = None
+            elif isinstance(served, SessionActor) and served.account is not None:
+                self._look_at_session(served, served.account, now)
+        self._served.clear()
+        for lane in self._changed:
             if lane.account is not None:
-                self.look_at_lane(lane, lane.account, now)
-        self.changed.clear()
+                self._look_at_lane(lane, lane.account, now)
+        self._changed.clear()
 
-    def place(self, job: AnyJob, now: float) -> None:
+    def _place(self, job: AnyJob, now: float) -> None:
         """Note that ``job`` waits from now on where it stands."""
         lane: LaneActor = job._lane
         session: SessionActor | None = job._session_lane
+        if not job.id:
+            _hold(job, _NO_ACTOR, _ROOM, now)
+            return
         if lane.delayed and job.id in lane.delayed:
             _hold(job, _NO_ACTOR, _DELAY, now)
             return
@@ -94,13 +110,13 @@ class Accounts:
             account = session.account
             if account is None:
                 account = session.account_from(now)
-                self.look_at_session(session, account, now)
+                self._look_at_session(session, account, now)
             log, in_lane = job._log, False
         else:
             account = lane.account or lane.account_from(now)
             log, in_lane, head = job._log, True, account.head
             if head is None or job._priority > head._priority or job._arrival < head._arrival:
-                self.changed[lane] = None  # the job may be the head now
+                self._changed[lane] = None  # the job may be the head now
         if log is None:
             job._log = (None, None, account, account.mark, SHARED, now)
         # A head that moved and is the head still goes on with the cause that it has.
@@ -110,19 +126,7 @@ class Accounts:
             else:  # it may come here again and again, and its log would grow
                 job._log = (added_up(log, now), None, account, account.mark, SHARED, now)
 
-    def lane_served(self, lane: LaneActor, now: float) -> None:
-        """``lane`` was served: its head may be another, or wait for another cause."""
-        account = lane.account
-        if not lane.plain:  # its group, or lanes that share its limiter, are served as well
-            self.changed[lane] = None
-            if lane.token_request is not None:
-                sharing = (one for one in lane.lanes.values() if one.limiter is lane.limiter)
-                self.changed.update(dict.fromkeys(sharing))
-        else:
-            assert account is not None
-            self.look_at_lane(lane, account, now)
-
-    def look_at_lane(self, lane: LaneActor, account: Account, now: float) -> None:
+    def _look_at_lane(self, lane: LaneActor, account: Account, now: float) -> None:
         """Note who is the head of ``lane`` now, and for what it waits."""
         if not lane.waiting:
             self._follow(account, None)
@@ -182,7 +186,7 @@ class Accounts:
                 if not accounts:
                     del self._shared[former.group]
 
-    def look_at_session(self, session: SessionActor, account: Account, now: float) -> None:
+    def _look_at_session(self, session: SessionActor, account: Account, now: float) -> None:
         """``session`` may hold its jobs for another cause from now on."""
         if not session.waiting:
             session.drop_account()
@@ -201,6 +205,14 @@ class Accounts:
             if head is not None and not session.readmitted_before(head):
                 account.head = head
                 _hold(head, account, _RATE, now)
+
+
+def _close(job: AnyJob, log: Log) -> None:
+    """The wait of ``job`` is over."""
+    if log[2] is not None and log[4] is SHARED:  # else nothing is to be noted
+        end = job.finished_at if job.started_at is None else job.started_at
+        assert end is not None
+        job._log = (log, log[2].mark, None, None, SHARED, end)
 
 
 def _cause_of_head(lane: LaneActor, head: AnyJob, now: float) -> Own:
