@@ -54,11 +54,10 @@ from threading import get_ident
 from typing import Any, Final, final
 from weakref import WeakSet
 
-import attrs
 import outcome
 import trio
 
-from .._actors.actor import Actor, Pausable, Served
+from .._actors.actor import Actor, Served
 from .._actors.group import Group
 from .._actors.job import CORRECTED, AnyJob, Blocker, Charge, UnretrievedError
 from .._actors.lane import LaneActor
@@ -82,7 +81,6 @@ from .._actors.wait import RoomRequest, Wait, Waiter
 from .._config.errors import JobCancelledError, LaneDeadlockError, QueueTimeoutError
 from .._config.exact import Amount, exact
 from .._config.reasons import Cause
-from .._limits.adaptive import Adaptive, Tuner
 from .._limits.rate import costs_of
 from .._observe.announcer import Announcer
 from .._observe.hooks import Hooks
@@ -97,10 +95,11 @@ from .._waiting.causes import root_causes
 from .._waiting.current import jobs_by_task, jobs_here
 from .._waiting.room import Room, first_without_room
 from .._waiting.watch import Watches
-from . import lending, parking
+from . import lending, parking, pausing
 from .closing import Closing
 from .registry import Registry
 from .settling import Verdict, interrupted, raised, watch_failure
+from .tuning import Tuning
 from .workers import MAX_HIRED, WorkerPool
 
 logger: Final = logging.getLogger("trio_lanes")
@@ -158,6 +157,7 @@ class Scheduler:
         "thread",
         "timers",
         "token",
+        "tuning",
         "unretrieved",
         "unserved",
         "waits",
@@ -184,6 +184,7 @@ class Scheduler:
         accounts = Accounts()
         if wait_accounting:
             self.joints.add(accounts)
+        self.tuning: Final = Tuning(self)
         self.registry: Final = Registry(self._ask_for_tokens, accounts.moved)
         self.lanes: Final = self.registry.lanes
         self.sessions: Final = self.registry.sessions
@@ -801,15 +802,14 @@ class Scheduler:
 
     def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
         """``job``, which ran, gives its slots back and settles."""
-        tuner = job._lane.tuner
-        # before the act, since it calls a function of the user's
-        has_learned = tuner is not None and self._learn(tuner, job, state, error)
         if outermost := not self.serving:  # as `begin` does, on every job's way
             self.now = self.current_time()
             self.serving = True
         else:
             self.begin()
         try:
+            for note in self.joints.on_ended:
+                note(job, state, error)
             lane, session = job._lane, job._session_lane
             if session is not None:  # first: its next job competes for the slot in the lane
                 session.ended(job)
@@ -818,52 +818,11 @@ class Scheduler:
             else:
                 lending.stop(self, job)
             self._settle(job, state, value, error)
-            if has_learned:
-                self._retune(lane)
             if outermost:
                 self.serve()
         except BaseException as exc:
             self.broke_down(exc)
             raise
-
-    # ---- limits that tune themselves
-
-    def _learn(
-        self, tuner: Tuner, job: AnyJob, state: JobState, error: BaseException | None
-    ) -> bool:
-        """Have ``tuner`` learn of the end of ``job``; return whether the limit changes."""
-        assert job.started_at is not None
-        began, now = max(job.started_at, job._waiting_since), self.current_time()
-        if state is SUCCEEDED:
-            timed = began == job.started_at and job._slot is HELD
-            return tuner.succeeded(began, now, job._lane.slots, timed=timed)
-        if state is FAILED and error is not None and tuner.refuses(error):
-            return tuner.refused(began, now)
-        return False
-
-    def overloaded(self, job: AnyJob) -> None:
-        """`Job.overloaded`."""
-        self.check_thread()
-        lane = job._lane
-        assert job.started_at is not None
-        began = max(job.started_at, job._waiting_since)
-        if lane.tuner is not None and lane.tuner.refused(began, self.current_time()):
-            with self.batch():
-                self._retune(lane)
-
-    def _retune(self, lane: LaneActor) -> None:
-        """Give ``lane`` the limit of its tuner."""
-        if lane.tuner is not None:
-            falls = lane.tuner.limit < lane.concurrency
-            known = () if self.running.proved else deadlock.stuck_jobs(self.waits)
-            self.set_concurrency(lane, lane.tuner.config)
-            # Nobody would raise it for jobs that hold all of it, since it rises by their ends.
-            self.after_act(partial(self.limits_changed, ends_waits=falls, known=known))
-
-    def set_concurrency(self, lane: LaneActor, value: int | float | Adaptive) -> None:
-        """Give ``lane`` alone another concurrency."""
-        lane.set_config(attrs.evolve(lane.config, concurrency=value), self.now)
-        self.announcer.tell_of_lane(self.hooks.lane_configured, lane)
 
     def _settle(
         self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
@@ -971,7 +930,7 @@ class Scheduler:
                 self.overdue.ended(job)
             self._end(job, CANCELLED, None, error)
 
-    # ---- lanes come to life, and pauses end
+    # ---- lanes come to life
 
     def bring_to_life(self, lane: LaneActor) -> LaneActor:
         """Return the lane of that name that is alive: ``lane``, unless it is another object."""
@@ -980,24 +939,9 @@ class Scheduler:
             self.check_thread()
             self.registry.add_lane(lane)
             if lane.paused_until is not None:  # as its template is
-                self.pause_until(lane, lane.paused_until)
+                pausing.pause_until(self, lane, lane.paused_until)
             return lane
         return alive
-
-    def pause_until(self, pausable: Pausable, until: float) -> None:
-        """Pause ``pausable`` until ``until``, in place of its timed pause; set the timer."""
-        call = partial(self._pause_is_over, pausable)
-        pausable.pause_until(until, self.timers.call_at(until, call, alone=False))
-
-    def _pause_is_over(self, pausable: Pausable) -> None:
-        pausable.end_timed_pause()
-        self.update_pause(pausable)
-
-    def update_pause(self, pausable: Pausable) -> None:
-        """Set whether ``pausable`` is paused, as its pauses say, and call hooks of a change."""
-        if pausable.update_paused() and isinstance(pausable, Actor):  # a template is no lane
-            hooks = self.hooks.lane_paused if pausable.paused else self.hooks.lane_resumed
-            self.announcer.tell_of_lane(hooks, pausable)
 
     # ---- closing
 
@@ -1374,6 +1318,10 @@ class Scheduler:
             for metered in (lane, session, charge.group):
                 if metered is not None:
                     metered.correct(more, self.now, charge.at)
+
+    def overloaded(self, job: AnyJob) -> None:
+        """`Job.overloaded`."""
+        self.tuning.overloaded(job)
 
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""

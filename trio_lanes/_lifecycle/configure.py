@@ -12,6 +12,8 @@ from .._actors.plan import Plan
 from .._config.check import count
 from .._config.names import is_template
 from .._flow.loop import Scheduler
+from .._flow.pausing import update_pause
+from .._limits.adaptive import Adaptive
 from .control import resume_actors
 
 
@@ -103,13 +105,16 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
     configs = [*plan.sessions.values(), plan.others]
     registry.bounded_sessions = any(config.max_waiting != math.inf for config in configs)
     scheduler.workers.wraps = any(config.wrap for config in (*configs, *plan.lanes.values()))
+    scheduler.joints.remove(scheduler.tuning)
+    if any(isinstance(config.concurrency, Adaptive) for config in plan.lanes.values()):
+        scheduler.joints.add(scheduler.tuning)
     for key, session in scheduler.sessions.items():
         switched += _change(scheduler, session, plan.of_session(key))
     registry.resize_session_limiters()
     _regroup(scheduler)
     for actor in switched:  # last: hooks are called, and may use the whole new configuration
         actor.pause_by_config()
-        scheduler.update_pause(actor)  # pauses by calls stay
+        update_pause(scheduler, actor)  # pauses by calls stay
 
 
 def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Actor]:
@@ -149,7 +154,7 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
     was_closed = not lane.limiter.total_tokens
     with scheduler.batch():
         if lane.config.limiter is None:  # of a template: only this one of its lanes
-            scheduler.set_concurrency(lane, value)
+            scheduler.tuning.set_concurrency(lane, value)
         else:
             lane.limiter.total_tokens = value
             lane.touch()

@@ -17,6 +17,7 @@ from .._config.check import finite_seconds, seconds
 from .._config.errors import LaneClearedError, LaneResetError, UnknownLaneError
 from .._config.names import SESSION_PREFIX, resolve_global_lane, session_key
 from .._flow.loop import Scheduler
+from .._flow.pausing import pause_until, update_pause
 from .._waiting.current import jobs_here
 from .._waiting.watch import Watch
 
@@ -117,7 +118,7 @@ def pause(scheduler: Scheduler, name: str | None) -> None:
     with scheduler.batch():
         for actor in actors:
             actor.pause_by_hand()
-            scheduler.update_pause(actor)
+            update_pause(scheduler, actor)
 
 
 def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
@@ -128,8 +129,8 @@ def pause_for(scheduler: Scheduler, name: str | None, delay: float) -> None:
         until = scheduler.now + delay
         for actor in actors:
             if actor.paused_until is None or actor.paused_until < until:
-                scheduler.pause_until(actor, until)
-            scheduler.update_pause(actor)
+                pause_until(scheduler, actor, until)
+            update_pause(scheduler, actor)
 
 
 def resume(scheduler: Scheduler, name: str | None) -> None:
@@ -142,7 +143,7 @@ def resume_actors(scheduler: Scheduler, actors: Iterable[Pausable]) -> None:
     with scheduler.batch():
         for actor in actors:
             actor.resume()
-            scheduler.update_pause(actor)
+            update_pause(scheduler, actor)
 
 
 # ---- waiting

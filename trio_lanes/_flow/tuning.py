@@ -1,0 +1,74 @@
+"""Lanes whose limits tune themselves: the ends of their jobs are told to their tuners.
+
+This hangs on the joint `on_ended` as long as the plan has an `Adaptive` concurrency. A tuner learns
+before anything of the end is done, since it calls a function of the user's; a limit that it changes
+is set when the job has settled, before another job starts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+
+import attrs
+
+from .._actors.job import AnyJob
+from .._actors.lane import LaneActor
+from .._actors.state import FAILED, HELD, SUCCEEDED, JobState
+from .._limits.adaptive import Adaptive
+from .._waiting import deadlock
+
+if TYPE_CHECKING:
+    from .loop import Scheduler
+
+
+@final
+class Tuning:
+    """What the tuners of lanes learn, and what follows from it."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler: Final = scheduler
+
+    def on_ended(self, job: AnyJob, state: JobState, error: BaseException | None) -> None:
+        """Have the tuner of its lane learn of the end of ``job``."""
+        lane, tuner, now = job._lane, job._lane.tuner, self._scheduler.now
+        if tuner is None:
+            return
+        began, changes = _began(job), False
+        if state is SUCCEEDED:
+            timed = began == job.started_at and job._slot is HELD
+            changes = tuner.succeeded(began, now, lane.slots, timed=timed)
+        elif state is FAILED and error is not None and tuner.refuses(error):
+            changes = tuner.refused(began, now)
+        if changes:
+            self._scheduler.after_act(self._retune, lane)
+
+    def overloaded(self, job: AnyJob) -> None:
+        """`Job.overloaded`."""
+        scheduler, tuner = self._scheduler, job._lane.tuner
+        scheduler.check_thread()
+        if tuner is not None and tuner.refused(_began(job), scheduler.current_time()):
+            with scheduler.batch():
+                self._retune(job._lane)
+
+    def _retune(self, lane: LaneActor) -> None:
+        """Give ``lane`` the limit of its tuner."""
+        scheduler, tuner = self._scheduler, lane.tuner
+        if tuner is not None:
+            falls = tuner.limit < lane.concurrency
+            known = () if scheduler.running.proved else deadlock.stuck_jobs(scheduler.waits)
+            self.set_concurrency(lane, tuner.config)
+            # Nobody would raise it for jobs that hold all of it, since it rises by their ends.
+            scheduler.after_act(partial(scheduler.limits_changed, ends_waits=falls, known=known))
+
+    def set_concurrency(self, lane: LaneActor, value: int | float | Adaptive) -> None:
+        """Give ``lane`` alone another concurrency."""
+        scheduler = self._scheduler
+        lane.set_config(attrs.evolve(lane.config, concurrency=value), scheduler.now)
+        scheduler.announcer.tell_of_lane(scheduler.hooks.lane_configured, lane)
+
+
+def _began(job: AnyJob) -> float:
+    """Return when ``job``, which runs or has just ended, got its slot."""
+    assert job.started_at is not None
+    return max(job.started_at, job._waiting_since)
