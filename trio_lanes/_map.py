@@ -210,7 +210,7 @@ class Window(Generic[T_co]):
             self._line.append(error)
             return
         scheduler = self._scheduler
-        scheduler.add_waiter(job, self)
+        scheduler.waits.add_waiter(job, self)
         if self._ordered:
             self._line.append(job)
         if scheduler.full(job) is None:
@@ -251,7 +251,7 @@ class Window(Generic[T_co]):
     def _wake(self) -> None:
         wait, self._parked = self._parked, None
         if wait is not None:
-            self._scheduler.end_wait(wait)
+            self._scheduler.waits.end(wait)
 
     def _wait(self) -> Wait:
         """The wait of this task: for the head, for any of all, for room, or for an item."""
@@ -271,14 +271,14 @@ class Window(Generic[T_co]):
     async def _park(self) -> None:
         wait = self._parked = self._wait()
         try:
-            self._scheduler.begin_wait(wait)
+            self._scheduler.waits.begin(wait)
         except BaseException:
             self._parked = None
             raise
 
         def abort(raise_cancel: RaiseCancel) -> Abort:
             self._parked = None
-            self._scheduler.forget_wait(wait)
+            self._scheduler.waits.forget(wait)
             return Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

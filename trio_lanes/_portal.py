@@ -361,7 +361,7 @@ class _ArrivedCall:
         if joined is None and self.accepted is not None:
             self._portal._submitter._check_room(job)
         self._target = joined or job
-        scheduler.add_waiter(self._target, self)
+        scheduler.waits.add_waiter(self._target, self)
         if joined is None and scheduler.full(job) is None:
             scheduler.submit(job)
         elif joined is None:
@@ -375,7 +375,7 @@ class _ArrivedCall:
             self.end(what)
         elif what.value is not self._target:
             self._target = what.value
-            self._portal._scheduler.add_waiter(what.value, self)
+            self._portal._scheduler.waits.add_waiter(what.value, self)
 
     def _out_of_time(self, seconds: float) -> None:
         assert self._target is not None

@@ -91,7 +91,7 @@ class Submitter:
         else:
             async with caller.yield_slot():
                 job = entered or await self._enter(job, runs=True)
-                self._scheduler.check_accepted(job)
+                self._scheduler.waits.check_accepted(job)
                 if on_submit is not None:
                     _hand_over(job, on_submit)
                 await self._run_for_caller(self._scheduler, job)

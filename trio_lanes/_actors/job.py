@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .._limits.rate import Rates
     from .._queue.timers import Timer
     from .options import ExtraOptions
-    from .wait import Wait, Waiter
+    from .wait import KeptWaits, Wait, Waiter
     from .wait_log import Log
 
 logger: Final = logging.getLogger("trio_lanes")
@@ -134,12 +134,12 @@ class Keeper(Protocol):
     async def take_back(self, job: AnyJob, reason: str | None) -> None: ...
     async def readmit(self, job: AnyJob, cost: Amount | Mapping[str, Amount] | None) -> None: ...
     async def park(self, target: AnyJob, *, until_started: bool) -> None: ...
-    def end_wait(self, wait: Wait) -> None: ...
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]: ...
     def root_causes(self, job: AnyJob) -> tuple[Cause, ...]: ...
     @property
     def current_time(self) -> Callable[[], float]: ...
-    def add_waiter(self, target: AnyJob, waiter: Waiter) -> None: ...
+    @property
+    def waits(self) -> KeptWaits: ...
 
 
 class LaneOfJob(Protocol):
@@ -481,7 +481,7 @@ class Job(Generic[T_co]):
           RuntimeError: in another thread.
         """
         sync("callback", callback)
-        self._keeper.add_waiter(self, Callback(callback))
+        self._keeper.waits.add_waiter(self, Callback(callback))
 
     @enable_ki_protection
     def cancel(self, reason: str | None = None) -> bool:

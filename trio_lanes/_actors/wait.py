@@ -31,6 +31,13 @@ class Waiter(Protocol):
         """``target`` has started or settled. Called once, between two acts. Never raises."""
 
 
+class KeptWaits(Protocol):
+    """The waits for the jobs of some lanes, as far as a job knows them."""
+
+    def end(self, wait: Wait) -> None: ...
+    def add_waiter(self, target: AnyJob, waiter: Waiter) -> None: ...
+
+
 @final
 @attrs.define(eq=False)  # not frozen: that would cost as much as the rest of the wait
 class Wait:
@@ -59,7 +66,7 @@ class Wait:
 
     def job_ended(self, target: AnyJob) -> None:
         """As a `Waiter`: wake the task."""
-        target._keeper.end_wait(self)
+        target._keeper.waits.end(self)
 
 
 @final

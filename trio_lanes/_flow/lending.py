@@ -73,7 +73,7 @@ async def take_back(scheduler: Scheduler, job: AnyJob, reason: str | None) -> No
             gone = job._slot is FORGONE or job.cancel_called or scheduler.closing.shut
             scheduler.want_slot(job, cancelled=gone)
     if job._waits:
-        scheduler.break_deadlocks(deadlock.end_of(job))
+        scheduler.waits.break_deadlocks(deadlock.end_of(job))
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
         with scheduler.act_in_abort():
@@ -115,7 +115,7 @@ async def readmit(
     if not _is_queued(job):
         await trio.lowlevel.cancel_shielded_checkpoint()
         return
-    scheduler.break_deadlocks(deadlock.end_of(job))
+    scheduler.waits.break_deadlocks(deadlock.end_of(job))
     task = trio.lowlevel.current_task()
     raise_cancel: RaiseCancel | None = None
 

@@ -45,7 +45,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
@@ -77,8 +77,8 @@ from .._actors.state import (
     JobState,
     advance,
 )
-from .._actors.wait import RoomRequest, Wait, Waiter
-from .._config.errors import JobCancelledError, LaneDeadlockError, QueueTimeoutError
+from .._actors.wait import RoomRequest
+from .._config.errors import JobCancelledError, QueueTimeoutError
 from .._config.exact import Amount, exact
 from .._config.reasons import Cause
 from .._limits.rate import costs_of
@@ -94,6 +94,7 @@ from .._waiting.blockers import blockers, newcomers_blockers
 from .._waiting.causes import root_causes
 from .._waiting.current import jobs_by_task, jobs_here
 from .._waiting.room import Room, first_without_room
+from .._waiting.waits import TaskWaits
 from .._waiting.watch import Watches
 from . import lending, parking, pausing
 from .closing import Closing
@@ -199,16 +200,15 @@ class Scheduler:
         )
         self.announcer.hooks_changed()
         self.timers: Final = Timers(self.spawn, self.batch, self.after_act)
-        self._wait_warnings: Final = WaitWarnings(self.timers, hooks, self._look_at_waits)
         self.overdue: Final = Overdue(hooks, self.spawn)
 
         table = jobs_by_task()
         self.running: Final = table  # {task: the job it runs}
-        self.waits: Final = table.waits
-        self.watches: Final = Watches(
-            table, self.lanes, partial(self.announcer.tell, hooks.deadlock_refused)
-        )
+        tell_refused = partial(self.announcer.tell, hooks.deadlock_refused)
+        self.watches: Final = Watches(table, self.lanes, tell_refused)
         self.room: Final = Room(self.lanes, self._clocks)
+        self.waits: Final = TaskWaits(self, table, self.room, self.watches, tell_refused)
+        self._wait_warnings: Final = WaitWarnings(self.timers, hooks, self.waits.look_at_stray)
         self.workers: Final = WorkerPool(
             table,
             self._spawn_now,
@@ -329,6 +329,17 @@ class Scheduler:
             self._effects.append((effect, args))
         else:
             effect(*args)
+
+    def call_soon(self, effect: Callable[..., object], *args: Any) -> None:
+        """Call ``effect(*args)`` between two acts: in a batch, in a later turn of Trio's.
+
+        So callbacks that add callbacks take no stack, and let others run.
+        """
+        if self.serving and not self.closing.ended:
+            self.token.run_sync_soon(effect, *args)
+        else:  # a guest run may be over, and call nothing soon
+            with self.batch():
+                self.after_act(effect, *args)
 
     def spawn(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a task of the lanes' own, after the present act."""
@@ -537,8 +548,8 @@ class Scheduler:
         except BaseException as error:
             self.broke_down(error)
             raise
-        if self.waits and not options.yield_slot:
-            self.check_accepted(job)
+        if self.waits.inside and not options.yield_slot:
+            self.waits.check_accepted(job)
         if not options.queue_timeout:
             if outermost:
                 self._out_of_time(job)
@@ -574,7 +585,7 @@ class Scheduler:
         with self.batch():
             _forget_delay(job)
             self._join(job, self._next_id() if job._options.coalesce is None else job.id)
-        self.check_accepted(job)
+        self.waits.check_accepted(job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
 
@@ -640,7 +651,7 @@ class Scheduler:
                 self._replace_in_line(job, newest)
             else:
                 job._take_over(newest, "first")
-        self.check_accepted(job)
+        self.waits.check_accepted(job)
         return job
 
     def _replace_in_line(self, job: AnyJob, newest: AnyJob) -> None:
@@ -725,13 +736,13 @@ class Scheduler:
                 note(job)
         self.grant(job)
         if job._waiters:
-            self.after_act(self._wake, job)
+            self.after_act(self.waits.wake, job)
 
     def _resume(self, job: AnyJob) -> None:
         """``job``, which runs, holds a slot again."""
         lending.slot_came(self, job)
         if job._waits:
-            self.after_act(self.break_deadlocks, deadlock.end_of(job))
+            self.after_act(self.waits.break_deadlocks, deadlock.end_of(job))
         if job._options.limits_run:
             self.overdue.expect(job)  # its idle clock has begun again
 
@@ -844,7 +855,7 @@ class Scheduler:
                 note(job)
         job._context = job._session_lane = None
         if job._waiters:
-            self.after_act(self._wake, job)
+            self.after_act(self.waits.wake, job)
 
     def withdraw(self, job: AnyJob, error: Exception) -> None:
         """Settle ``job``, which waits, with ``error``, and cancel its scope. It never starts."""
@@ -1076,178 +1087,11 @@ class Scheduler:
         if on_decision is not None:
             on_decision(what)
 
-    # ---- waits
-
-    def begin_wait(self, wait: Wait) -> None:
-        """Register ``wait``.
-
-        Raises:
-          LaneDeadlockError: if it would never end; then nothing has changed.
-          RuntimeError: in another thread.
-        """
-        self.check_thread()
-        target, kin = wait.target, self.running.kin
-        if target is not None:
-            target._waiters = target._waiters or {}
-            target._waiters[wait.task] = wait
-        if kin is not None and wait.job is not None:
-            kin.began(wait, self)
-        if wait.job is None:
-            return
-        try:
-            self.count_wait(wait)
-        except LaneDeadlockError as error:
-            self.forget_wait(wait)
-            self._tell_refused(error)
-            raise
-        except BaseException:  # the stack is too deep
-            self.forget_wait(wait)
-            raise
-
-    def count_wait(self, wait: Wait) -> None:
-        """Register ``wait`` as one of its job.
-
-        Raises:
-          LaneDeadlockError: if it would never end.
-        """
-        target, job, kin = wait.target, wait.job, self.running.kin
-        assert job is not None
-        job._waits = job._waits or {}
-        job._waits[wait.task] = wait
-        self.waits[wait] = None
-        if target is None or target._state is WAITING:
-            self.running.seeking[wait.task] = None
-        if len(self.waits) == 1:  # without another wait, each job can end
-            self.running.proved = True
-        if kin is not None:
-            kin.changed(job)
-        try:
-            released = deadlock.check(wait, self.running)
-        except LaneDeadlockError:
-            if kin is None or not kin.verify():
-                raise
-            released = deadlock.check(wait, self.running)
-        self._release(released)
-        if self.watches.inside:
-            self.watches.check_inside()  # a wait for lanes inside the target leaves this job out
-
-    def forget_wait(self, wait: Wait) -> None:
-        """Remove ``wait``, which ends, from all tables."""
-        if wait.target is not None:
-            assert wait.target._waiters is not None
-            del wait.target._waiters[wait.task]
-        if wait.job is not None:
-            self.uncount_wait(wait)
-        elif self.running.kin is not None:
-            self.running.kin.ended(wait)
-
-    def uncount_wait(self, wait: Wait) -> None:
-        """``wait`` is one of its job no more."""
-        job = wait.job
-        assert job is not None
-        assert job._waits is not None
-        del job._waits[wait.task]
-        del self.waits[wait]
-        self.running.seeking.pop(wait.task, None)
-        if self.running.kin is not None:
-            self.running.kin.changed(job)
-
-    def end_wait(self, wait: Wait) -> None:
-        """Wake the task of ``wait``, whose event has come."""
-        self.forget_wait(wait)
-        trio.lowlevel.reschedule(wait.task)
-
-    def add_waiter(self, target: AnyJob, waiter: Waiter) -> None:
-        """Tell ``waiter`` of the end of ``target``, or of its start, when it comes."""
-        self.check_thread()
-        target._waiters = target._waiters or {}
-        target._waiters[waiter] = waiter
-        if target.done:
-            if self.serving and not self.closing.ended:
-                # in a callback: callbacks that add callbacks take no stack, and let others run
-                self.token.run_sync_soon(self._wake, target)
-            else:  # a guest run may be over, and call nothing soon
-                with self.batch():
-                    self.after_act(self._wake, target)
-
-    def _wake(self, target: AnyJob) -> None:
-        """Tell the waiters of ``target`` that it has started, or has settled."""
-        waiters = target._waiters or {}
-        for key, waiter in list(waiters.items()):
-            # A waiter that is called may end the wait of another waiter.
-            if (waiter.until_started or target.done) and key in waiters:
-                if not isinstance(waiter, Wait):  # a Wait is forgotten as a whole
-                    del waiters[key]
-                waiter.job_ended(target)
-            else:  # from now on it waits for an end
-                self.running.seeking.pop(key, None)
+    # ---- the requests of a handle
 
     async def park(self, target: AnyJob, *, until_started: bool) -> None:
         """`Job.wait_done` and `Job.wait_started`."""
         await parking.park(self, target, until_started=until_started)
-
-    def check_accepted(self, job: AnyJob) -> None:
-        """Find the waits that can never end because ``job`` waits now, and end them in errors."""
-        if self.waits:
-            any_requests = bool(self.room.length)
-            for goal in deadlock.goals_of_accepted(job, self.waits, any_requests=any_requests):
-                self.break_deadlocks(goal)
-
-    def limits_changed(self, *, ends_waits: bool, known: Collection[AnyJob] = ()) -> None:
-        """Look at all waits inside jobs by the present limits.
-
-        With ``ends_waits`` those that can never end do so in errors, but for those of ``known``
-        jobs: these were stuck before, as the application has lowered a limit.
-        """
-        if self.running.kin is not None:
-            self.running.kin.look_at_all()
-        stuck = deadlock.stuck_jobs(self.waits)
-        if ends_waits and stuck:
-            for job in [job for job in stuck if job not in known]:
-                self.break_deadlocks(deadlock.end_of(job))
-            stuck = deadlock.stuck_jobs(self.waits)
-        self.running.proved = not stuck
-
-    def _look_at_waits(self) -> None:
-        """A job waits long: look again at waits that were of no job when they began."""
-        if self.running.kin is not None:
-            self.running.kin.look_at_all()
-
-    def break_deadlocks(self, goal: deadlock.Goal) -> None:
-        """End waits in errors until ``goal`` can be reached."""
-        while self.waits:
-            found = deadlock.broken_by(goal, self.waits)
-            if not isinstance(found, tuple):
-                self._release(found)
-                return
-            if self.running.kin is None or not self.running.kin.verify():
-                self.fail(*found)
-
-    def fail(self, wait: Wait, error: LaneDeadlockError) -> None:
-        """End ``wait`` in ``error``: it could never end by itself."""
-        assert wait.job is not None
-        keeper = wait.job._keeper
-        assert isinstance(keeper, Scheduler)  # it may belong to another `open_lanes`
-        keeper._tell_refused(error)
-        if wait.request is not None:
-            asked = wait.request.job._keeper  # for room; these may be other lanes again
-            assert isinstance(asked, Scheduler)
-            asked.refuse(wait.request, error)
-            return
-        keeper.forget_wait(wait)
-        wait.failed()
-        trio.lowlevel.reschedule(wait.task, outcome.Error(error))
-
-    def _tell_refused(self, error: LaneDeadlockError) -> None:
-        self.announcer.tell(self.hooks.deadlock_refused, error)
-
-    def _release(self, jobs: Iterable[AnyJob]) -> None:
-        """Let cancelled ``jobs``, of these or other lanes, go on without the slots they want."""
-        for job in jobs:
-            keeper = job._keeper
-            assert isinstance(keeper, Scheduler)
-            with keeper.batch():
-                job._lane.touch()
 
     def blockers(self, job: AnyJob) -> tuple[Blocker, ...]:
         """`Job.blocked_by`."""
@@ -1268,8 +1112,6 @@ class Scheduler:
                 for served in due:
                     served.touch()
         return newcomers_blockers(job, session, now)
-
-    # ---- the requests of a handle
 
     def lend(self, job: AnyJob, reason: str | None) -> None:
         """`Job.yield_slot` begins."""
@@ -1337,8 +1179,8 @@ class Scheduler:
                 job._lane.remove(job)
                 job._priority = priority
                 job._lane.receive(job, self._next_arrival())
-        if self.waits and job._state is WAITING and job._session_lane is not None:
-            self.break_deadlocks(deadlock.start_of(job))
+        if self.waits.inside and job._state is WAITING and job._session_lane is not None:
+            self.waits.break_deadlocks(deadlock.start_of(job))
 
     def _ask_for_tokens(self, lane: LaneActor, limiter: trio.CapacityLimiter) -> SharedTokenRequest:
         def changed() -> None:

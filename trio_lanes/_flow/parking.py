@@ -34,10 +34,10 @@ async def park(scheduler: Scheduler, target: AnyJob, *, until_started: bool) -> 
     # without a variable for the job: this may go on after its end, and would keep it alive
     task = trio.lowlevel.current_task()
     wait = Wait(task, job_here(scheduler.running), target, until_started=until_started)
-    scheduler.begin_wait(wait)
+    scheduler.waits.begin(wait)
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
-        scheduler.forget_wait(wait)
+        scheduler.waits.forget(wait)
         return Abort.SUCCEEDED
 
     await trio.lowlevel.wait_task_rescheduled(abort)
@@ -66,7 +66,7 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
         nonlocal raise_cancel
         has_ended = target.done  # then it is about to wake this task
         if not has_ended and target._options.give_up():
-            scheduler.forget_wait(wait)
+            scheduler.waits.forget(wait)
             return Abort.SUCCEEDED
         if not has_ended:
             waiters = target._waiters
@@ -76,13 +76,13 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
                 scheduler.cancel(target, "its caller was cancelled")
             waiters[wait.task] = wait
             if target.done:
-                scheduler.forget_wait(wait)
+                scheduler.waits.forget(wait)
                 return Abort.SUCCEEDED
         raise_cancel = raise_cancel_
         return Abort.FAILED
 
     try:
-        scheduler.begin_wait(wait)
+        scheduler.waits.begin(wait)
         await trio.lowlevel.wait_task_rescheduled(abort)
     except Exception:  # a deadlock
         if target._options.give_up():
@@ -126,20 +126,20 @@ async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> Any
     task = trio.lowlevel.current_task()
 
     def on_decision(what: outcome.Maybe[AnyJob]) -> None:
-        scheduler.forget_wait(wait)
+        scheduler.waits.forget(wait)
         trio.lowlevel.reschedule(task, what)
 
     request = scheduler.request_room(job, on_decision)
     wait = Wait(task, job_here(scheduler.running), request=request, runs=runs)
     try:
-        scheduler.begin_wait(wait)
+        scheduler.waits.begin(wait)
     except BaseException:  # the wait would never end, so nothing of it stays
         scheduler.give_up_room(request)
         raise
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
         with scheduler.act_in_abort():
-            scheduler.forget_wait(wait)
+            scheduler.waits.forget(wait)
             scheduler.give_up_room(request)
         return Abort.SUCCEEDED
 

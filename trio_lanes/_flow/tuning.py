@@ -31,7 +31,8 @@ class Tuning:
 
     def on_ended(self, job: AnyJob, state: JobState, error: BaseException | None) -> None:
         """Have the tuner of its lane learn of the end of ``job``."""
-        lane, tuner, now = job._lane, job._lane.tuner, self._scheduler.now
+        lane: LaneActor = job._lane
+        tuner, now = lane.tuner, self._scheduler.now
         if tuner is None:
             return
         began, changes = _began(job), False
@@ -45,21 +46,24 @@ class Tuning:
 
     def overloaded(self, job: AnyJob) -> None:
         """`Job.overloaded`."""
-        scheduler, tuner = self._scheduler, job._lane.tuner
+        scheduler = self._scheduler
+        lane: LaneActor = job._lane
         scheduler.check_thread()
-        if tuner is not None and tuner.refused(_began(job), scheduler.current_time()):
+        if lane.tuner is not None and lane.tuner.refused(_began(job), scheduler.current_time()):
             with scheduler.batch():
-                self._retune(job._lane)
+                self._retune(lane)
 
     def _retune(self, lane: LaneActor) -> None:
         """Give ``lane`` the limit of its tuner."""
         scheduler, tuner = self._scheduler, lane.tuner
         if tuner is not None:
             falls = tuner.limit < lane.concurrency
-            known = () if scheduler.running.proved else deadlock.stuck_jobs(scheduler.waits)
+            known = () if scheduler.running.proved else deadlock.stuck_jobs(scheduler.waits.inside)
             self.set_concurrency(lane, tuner.config)
             # Nobody would raise it for jobs that hold all of it, since it rises by their ends.
-            scheduler.after_act(partial(scheduler.limits_changed, ends_waits=falls, known=known))
+            scheduler.after_act(
+                partial(scheduler.waits.limits_changed, ends_waits=falls, known=known)
+            )
 
     def set_concurrency(self, lane: LaneActor, value: int | float | Adaptive) -> None:
         """Give ``lane`` alone another concurrency."""

@@ -41,7 +41,7 @@ def configure(
             if before.get(actor) is not actor.config:
                 scheduler.announcer.tell_of_lane(hooks, actor)
     # A limit of 0 is no part of the search for deadlocks.
-    scheduler.limits_changed(ends_waits=bool(closed - _closed(scheduler)))
+    scheduler.waits.limits_changed(ends_waits=bool(closed - _closed(scheduler)))
 
 
 def _closed(scheduler: Scheduler) -> set[object]:
@@ -159,4 +159,4 @@ def set_concurrency(scheduler: Scheduler, lane: LaneActor, value: int | float) -
             lane.limiter.total_tokens = value
             lane.touch()
             scheduler.announcer.tell_of_lane(scheduler.hooks.lane_configured, lane)
-    scheduler.limits_changed(ends_waits=was_closed)
+    scheduler.waits.limits_changed(ends_waits=was_closed)

@@ -31,7 +31,7 @@ class Kin(Protocol):
     def job_for(self, task: Task, inside: AnyJob) -> AnyJob | None:
         """Return the job that waits for ``task``: ``inside``, if it does; else another, if any."""
 
-    def began(self, wait: Wait, scheduler: Any) -> None:
+    def began(self, wait: Wait, waits: Any) -> None:
         """``wait`` begins: set its job to the one that waits for its task, or to None."""
 
     def ended(self, wait: Wait) -> None:

@@ -32,11 +32,11 @@ import trio
 
 from .._config.errors import LaneDeadlockError
 from .._waiting.current import JobsByTask, jobs_by_task
+from .._waiting.waits import TaskWaits, waits_of
 
 if TYPE_CHECKING:
     from .._actors.job import AnyJob
     from .._actors.wait import Wait
-    from .._flow.loop import Scheduler
 
 Future = asyncio.Future[Any]
 
@@ -66,7 +66,7 @@ class AsyncioKin:
         # {job: the tasks of Trio's that stand for tasks of asyncio's inside of it}
         self._inside: Final[dict[AnyJob, dict[trio.lowlevel.Task, None]]] = {}
         # {stray wait: the job that its task is inside of, and the lanes that were asked}
-        self._stray: Final[dict[Wait, tuple[AnyJob, Scheduler]]] = {}
+        self._stray: Final[dict[Wait, tuple[AnyJob, TaskWaits]]] = {}
         self._stray_inside: Final[dict[AnyJob, dict[Wait, None]]] = {}
         self._to_look: Final[dict[AnyJob, None]] = {}  # in the next turn of the loop
 
@@ -93,7 +93,7 @@ class AsyncioKin:
         for wait in self._stray_inside.pop(job, ()):
             del self._stray[wait]
         for wait in [*(job._waits or {}).values()]:
-            self._scheduler_of(job).uncount_wait(wait)
+            waits_of(job).uncount(wait)
             wait.job = None
         for task_of_trio in self._inside.pop(job, ()):
             del self._table[task_of_trio]  # which would keep the job alive
@@ -132,13 +132,13 @@ class AsyncioKin:
 
     # ---- stray waits
 
-    def began(self, wait: Wait, scheduler: Scheduler) -> None:
+    def began(self, wait: Wait, waits: TaskWaits) -> None:
         """``wait``, of a task inside of a job, begins: find whose it is."""
         inside = wait.job
         assert inside is not None
         wait.job = self.job_for(wait.task, inside)
         if wait.job is None:
-            self._note_stray(wait, inside, scheduler)
+            self._note_stray(wait, inside, waits)
 
     def ended(self, wait: Wait) -> None:
         """``wait``, which may be stray, ends."""
@@ -180,13 +180,13 @@ class AsyncioKin:
         for wait in [*self._stray_inside.get(job, ())]:
             found = None if self._is_alone(wait) else self.job_for(wait.task, job)
             if found is not None and wait in self._stray:  # the error of another may have ended it
-                _, scheduler = self._stray[wait]
+                _, waits = self._stray[wait]
                 self.ended(wait)
                 wait.job = found
                 try:
-                    scheduler.count_wait(wait)
+                    waits.count(wait)
                 except LaneDeadlockError as error:
-                    scheduler.fail(wait, error)
+                    waits.fail(wait, error)
 
     def _is_alone(self, wait: Wait) -> bool:
         """Whether nothing is told of the end of its task: of many stray waits, those of most."""
@@ -201,21 +201,17 @@ class AsyncioKin:
             job = wait.job
             assert job is not None
             if self.job_for(wait.task, job) is not job:
-                scheduler = self._scheduler_of(job)
-                scheduler.uncount_wait(wait)
+                waits = waits_of(job)
+                waits.uncount(wait)
                 wait.job = None
-                self._note_stray(wait, job, scheduler)
+                self._note_stray(wait, job, waits)
                 strayed = True
         return strayed
 
-    def _note_stray(self, wait: Wait, inside: AnyJob, scheduler: Scheduler) -> None:
-        self._stray[wait] = inside, scheduler
+    def _note_stray(self, wait: Wait, inside: AnyJob, waits: TaskWaits) -> None:
+        self._stray[wait] = inside, waits
         self._stray_inside.setdefault(inside, {})[wait] = None
         self.look_soon(inside)
-
-    def _scheduler_of(self, job: AnyJob) -> Scheduler:
-        scheduler: Any = job._keeper
-        return scheduler  # type: ignore[no-any-return]
 
 
 # ---- who is told of the end of a future

@@ -88,7 +88,7 @@ async def _run_for_caller(scheduler: Scheduler, job: AnyJob) -> None:
     if job.done:
         ended.get_loop().call_soon(job_ended, job)
     else:
-        scheduler.add_waiter(job, Callback(job_ended))
+        scheduler.waits.add_waiter(job, Callback(job_ended))
     await ended.result_shielded()
 
 
@@ -102,7 +102,7 @@ async def _wait_done(job: AnyJob) -> None:
         return
     ended = asyncio.get_running_loop().create_future()
     waiter = Callback(lambda job: None if ended.done() else ended.set_result(None))
-    job._keeper.add_waiter(job, waiter)
+    job._keeper.waits.add_waiter(job, waiter)
     try:
         await ended
     except BaseException:
