@@ -129,7 +129,7 @@ def _log_concurrency(plan: Plan) -> None:
 def _all_has_ended(scheduler: Scheduler) -> None:
     """Log the failures that were not retrieved, of jobs that are still referenced."""
     scheduler.closing.ended = True
-    for error in list(scheduler.unretrieved):
+    for error in list(scheduler.ends.unretrieved):
         error.report()
 
 
@@ -239,10 +239,10 @@ class Lanes(Submitter):
         scheduler = self._scheduler
         return lanes_statistics(
             scheduler.lanes,
-            scheduler.groups,
+            scheduler.registry.groups,
             scheduler.current_time(),
             sessions=len(scheduler.sessions),
-            abandoned=scheduler.abandoned,
+            abandoned=scheduler.ends.abandoned,
         )
 
     def health(self) -> Problems:

@@ -396,7 +396,7 @@ class _ArrivedCall:
         unretrieved = target._unretrieved
         if self.end(outcome.Error(target._ended_with), unretrieved) and unretrieved is not None:
             # From now on the failure belongs to the future, which may outlive the lanes.
-            self._portal._scheduler.unretrieved.discard(unretrieved)
+            self._portal._scheduler.ends.unretrieved.discard(unretrieved)
 
     def cancel(self) -> None:
         """Its future was cancelled."""

@@ -23,6 +23,17 @@ of Trio's, which may submit, clear, reset or configure. So effects wait until th
 (`Scheduler.after_act`) and come before the next act. No act is ever entered while another is
 under way, and no other module of this library guards against it.
 
+What follows jobs and does not move them hangs on *joints* (`_observe.joints`): the hooks of jobs
+and of quiet lanes, the accounts of waits, the tuners of limits. A joint may note, in the middle of
+an act; it may not act. Three features act in the middle of the steps, and so stand here:
+
+* Coalescing edits a job that waits: the job is taken out of its place and is given another, by
+  what is private to *submit* and *settle*. Outside of here that is a circle of seven modules.
+* Room decides whether and when a submission is accepted: `serve` admits one request at a time,
+  between two starts, as only then it is known which job would start at once.
+* Closing refuses and withdraws all that waits, in one act, whatever state the loop is in, also
+  after an act that was broken off.
+
 Invariants
 ----------
 * Outside of a batch, each job that can be forwarded has been forwarded, each job that can start has
@@ -40,7 +51,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -59,7 +69,7 @@ import trio
 
 from .._actors.actor import Actor, Served
 from .._actors.group import Group
-from .._actors.job import CORRECTED, AnyJob, Blocker, Charge, UnretrievedError
+from .._actors.job import CORRECTED, AnyJob, Blocker, Charge
 from .._actors.lane import LaneActor
 from .._actors.options import NO_EXTRAS
 from .._actors.session import SessionActor
@@ -86,7 +96,7 @@ from .._observe.announcer import Announcer
 from .._observe.hooks import Hooks
 from .._observe.joints import Joints
 from .._observe.overdue import Overdue
-from .._observe.wait_warnings import WaitWarnings
+from .._observe.wait_warnings import WaitWarnings, warn_of_long_debt
 from .._queue.timers import Timers
 from .._waiting import deadlock
 from .._waiting.accounts import Accounts
@@ -99,13 +109,9 @@ from .._waiting.watch import Watches
 from . import lending, parking, pausing
 from .closing import Closing
 from .registry import Registry
-from .settling import Verdict, interrupted, raised, watch_failure
+from .settling import Ends, Verdict, interrupted, raised
 from .tuning import Tuning
 from .workers import MAX_HIRED, WorkerPool
-
-logger: Final = logging.getLogger("trio_lanes")
-
-_LONG_DEBT: Final = 3600.0  # seconds without a start, of which the log tells
 
 _schedulers: Final[WeakSet[Scheduler]] = WeakSet()  # of this process
 
@@ -136,15 +142,13 @@ class Scheduler:
         "_nursery",
         "_to_do",
         "_wait_warnings",
-        "abandoned",
         "announcer",
         "broken",
         "closing",
         "coalesced",
         "current_time",
-        "finished",
+        "ends",
         "grant",
-        "groups",
         "hooks",
         "joints",
         "lanes",
@@ -159,7 +163,6 @@ class Scheduler:
         "timers",
         "token",
         "tuning",
-        "unretrieved",
         "unserved",
         "waits",
         "watches",
@@ -189,7 +192,6 @@ class Scheduler:
         self.registry: Final = Registry(self._ask_for_tokens, accounts.moved)
         self.lanes: Final = self.registry.lanes
         self.sessions: Final = self.registry.sessions
-        self.groups: Final = self.registry.groups
         self.closing: Final = Closing()
         # {key: jobs that were submitted with it and have not ended; only the last may wait}
         self.coalesced: Final[dict[Hashable, dict[AnyJob, None]]] = {}
@@ -236,9 +238,7 @@ class Scheduler:
         # all other jobs, but behind other readmitted jobs.
         self._next_arrival: Final = count(1).__next__
         self._next_return: Final = count(-(2**62)).__next__
-        self.unretrieved: Final[WeakSet[UnretrievedError]] = WeakSet()
-        self.abandoned = 0  # bodies that were given up by a reset, and have not ended
-        self.finished = 0  # jobs whose bodies have ended by themselves, ever
+        self.ends: Final = Ends()
 
     # ---- batches
 
@@ -481,15 +481,7 @@ class Scheduler:
         if until > self.now and until != served.announced_until:
             served.announce_rate()
             self.announcer.tell_of_lane(self.hooks.lane_rate_limited, lane, until)
-            wait = until - self.now
-            if wait > _LONG_DEBT and any(left < 0 for _, left, _ in served.rates.left(self.now)):
-                logger.warning(
-                    "%s %r starts no job for %.3g s, as its rate limit was charged more than it "
-                    "admits: was that cost meant? `configure` with another algorithm begins anew",
-                    "group" if isinstance(served, Group) else "lane",
-                    served.name,
-                    wait,
-                )
+            warn_of_long_debt(served, self.now)
 
     def _set_clock(self, served: Served) -> None:
         """Have ``served`` touched at its ``wake_at``, and at no other time."""
@@ -806,7 +798,7 @@ class Scheduler:
             self._abandoned_ended(job)
 
     def _abandoned_ended(self, job: AnyJob) -> None:
-        self.abandoned -= 1
+        self.ends.abandoned -= 1
         job._lane.count_abandoned(-1)
 
     # ---- 5. settle
@@ -843,13 +835,11 @@ class Scheduler:
         if self.coalesced and (coalesce := job._options.coalesce) is not None:
             self._forget_key(job, coalesce.key)
         if state is not CANCELLED:
-            self.finished += 1
+            self.ends.finished += 1
         if state is not SUCCEEDED:
             job._lane.count_end(job)
-        if state is FAILED:
-            unretrieved = None if job._unhandled else watch_failure(job)
-            if unretrieved is not None:
-                self.unretrieved.add(unretrieved)
+        if state is FAILED and not job._unhandled:
+            self.ends.watch_failure(job)
         if self.joints.on_settled:
             for note in self.joints.on_settled:
                 note(job)
@@ -934,7 +924,7 @@ class Scheduler:
             self.interrupt(job, error)
             job._interruption = error  # also if it was cancelled before: its worker ends with it
             if begun:
-                self.abandoned += 1
+                self.ends.abandoned += 1
                 job._lane.count_abandoned(1)
                 job._lane.forget_overdue(job)
             else:

@@ -17,7 +17,8 @@ A job that never starts, or is reset, settles with an error of its own and needs
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
+from weakref import WeakSet
 
 import trio
 
@@ -80,11 +81,22 @@ def interrupted(job: AnyJob) -> Verdict:
     return Verdict(FAILED, JobTimeoutError("idle_timeout", options.idle_timeout))
 
 
-def watch_failure(job: AnyJob) -> UnretrievedError | None:
-    """Log the failure of ``job`` unless it is retrieved; None if it is not to be logged."""
-    if is_probe_lane(job.lane) or not job._lane.config.log_failures:
-        return None
-    if job.session is not None and is_probe_lane(f"session:{job.session}"):
-        return None
-    job._unretrieved = UnretrievedError(repr(job), job._ended_with)
-    return job._unretrieved
+@final
+class Ends:
+    """What stays of the ends of the jobs of one `open_lanes`."""
+
+    __slots__ = ("abandoned", "finished", "unretrieved")
+
+    def __init__(self) -> None:
+        self.abandoned = 0  # bodies that were given up by a reset, and have not ended
+        self.finished = 0  # jobs whose bodies have ended by themselves, ever
+        self.unretrieved: Final[WeakSet[UnretrievedError]] = WeakSet()
+
+    def watch_failure(self, job: AnyJob) -> None:
+        """Log the failure of ``job`` unless it is retrieved, or is not to be logged."""
+        if is_probe_lane(job.lane) or not job._lane.config.log_failures:
+            return
+        if job.session is not None and is_probe_lane(f"session:{job.session}"):
+            return
+        job._unretrieved = UnretrievedError(repr(job), job._ended_with)
+        self.unretrieved.add(job._unretrieved)

@@ -49,7 +49,9 @@ def _closed(scheduler: Scheduler) -> set[object]:
     closed: set[object] = {
         lane for lane in scheduler.lanes.values() if not lane.limiter.total_tokens
     }
-    closed |= {group for group in scheduler.groups.values() if not group.config.concurrency}
+    closed |= {
+        group for group in scheduler.registry.groups.values() if not group.config.concurrency
+    }
     return closed | {session for session in scheduler.sessions.values() if not session.concurrency}
 
 
@@ -131,14 +133,15 @@ def _change(scheduler: Scheduler, actor: Actor, config: LaneConfig) -> list[Acto
 def _regroup(scheduler: Scheduler) -> None:
     """Make the groups of the plan, and put every lane into its group."""
     registry = scheduler.registry
-    old = dict(scheduler.groups)
+    groups = registry.groups
+    old = dict(groups)
     for group in old.values():
         group.dissolve()
-    scheduler.groups.clear()
+    groups.clear()
     for name, config in registry.plan.groups.items():
         if name in old:
             old[name].set_config(config, scheduler.now)
-        scheduler.groups[name] = old.get(name) or registry.new_group(name)
+        groups[name] = old.get(name) or registry.new_group(name)
     for lane in scheduler.lanes.values():
         registry.join_group(lane)
         lane.touch()

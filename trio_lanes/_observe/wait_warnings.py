@@ -6,7 +6,8 @@ each lane and ``warn_after`` seconds, and another when the longest wait is twice
 nothing where rates and pauses alone hold that job: they do what they are for. A job that
 wants the slot back that it has lent counts among them, since it waits as long if limits were
 lowered, or the holders of the slots wait. While an instrument has the hook ``job_waiting_long``,
-they share one more timer, set for the next job for which the hook is to be called.
+they share one more timer, set for the next job for which the hook is to be called. Of rates the log
+has a line where they let no job start for hours (`warn_of_long_debt`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from weakref import WeakSet
 
 import trio
 
+from .._actors.actor import Served
+from .._actors.group import Group
 from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.state import WAITING
@@ -30,6 +33,8 @@ from .hooks import Hooks
 logger: Final = logging.getLogger("trio_lanes")
 
 _FEW_QUIET: Final = 64
+
+_LONG_DEBT: Final = 3600.0  # seconds without a start, of which the log tells
 
 _LEAST: Final = 0.001  # seconds: a smaller value may vanish when added to the time of a clock
 
@@ -182,6 +187,19 @@ class WaitWarnings:
         if len(self._quiet) > self._most_quiet:
             self._quiet = {name: quiet for name, quiet in self._quiet.items() if quiet[1] > now}
             self._most_quiet = 2 * len(self._quiet) + _FEW_QUIET
+
+
+def warn_of_long_debt(served: Served, now: float) -> None:
+    """Log that ``served``, which waits for a rate limit, starts no job for very long."""
+    wait = served.rate_until - now
+    if wait > _LONG_DEBT and any(left < 0 for _, left, _ in served.rates.left(now)):
+        logger.warning(
+            "%s %r starts no job for %.3g s, as its rate limit was charged more than it admits: "
+            "was that cost meant? `configure` with another algorithm begins anew",
+            "group" if isinstance(served, Group) else "lane",
+            served.name,
+            wait,
+        )
 
 
 def _oldest(lane: LaneActor) -> AnyJob | None:
