@@ -276,8 +276,6 @@ class Job(Generic[T_co]):
     _progress_at: float
     _interruption: JobCancelledError | None  # why it is cancelled while it runs
     _charge: Charge | None  # of its last start; None if no rate limit was charged
-    _waits: dict[Task, Wait] | None  # of its tasks
-    _waiters: dict[object, Waiter] | None  # {task or waiter: the waiter}
     # Written by `state.advance`
     _state: JobState
     # Written by its session
@@ -289,6 +287,9 @@ class Job(Generic[T_co]):
     _costs: Mapping[str, Amount]  # what its start is to be charged, by unit
     _lenders: tuple[str | None, ...]  # why its tasks lend its slot, one for each task
     _slot_waiters: list[Task] | None  # that want it back
+    # Written by the waits of tasks
+    _waits: dict[Task, Wait] | None  # of its tasks
+    _waiters: dict[object, Waiter] | None  # {task or waiter: the waiter}
     # Written by the accounts of waits
     _log: Log | None  # with wait_accounting, if it has waited
     # Written by the workers
