@@ -242,7 +242,7 @@ class Lanes(Submitter):
             scheduler.registry.groups,
             scheduler.current_time(),
             sessions=len(scheduler.sessions),
-            abandoned=scheduler.ends.abandoned,
+            abandoned=scheduler.ends.given_up,
         )
 
     def health(self) -> Problems:

@@ -798,7 +798,7 @@ class Scheduler:
             self._abandoned_ended(job)
 
     def _abandoned_ended(self, job: AnyJob) -> None:
-        self.ends.abandoned -= 1
+        self.ends.given_up -= 1
         job._lane.count_abandoned(-1)
 
     # ---- 5. settle
@@ -835,7 +835,7 @@ class Scheduler:
         if self.coalesced and (coalesce := job._options.coalesce) is not None:
             self._forget_key(job, coalesce.key)
         if state is not CANCELLED:
-            self.ends.finished += 1
+            self.ends.by_themselves += 1
         if state is not SUCCEEDED:
             job._lane.count_end(job)
         if state is FAILED and not job._unhandled:
@@ -924,7 +924,7 @@ class Scheduler:
             self.interrupt(job, error)
             job._interruption = error  # also if it was cancelled before: its worker ends with it
             if begun:
-                self.ends.abandoned += 1
+                self.ends.given_up += 1
                 job._lane.count_abandoned(1)
                 job._lane.forget_overdue(job)
             else:

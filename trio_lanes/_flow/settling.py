@@ -85,11 +85,11 @@ def interrupted(job: AnyJob) -> Verdict:
 class Ends:
     """What stays of the ends of the jobs of one `open_lanes`."""
 
-    __slots__ = ("abandoned", "finished", "unretrieved")
+    __slots__ = ("by_themselves", "given_up", "unretrieved")
 
     def __init__(self) -> None:
-        self.abandoned = 0  # bodies that were given up by a reset, and have not ended
-        self.finished = 0  # jobs whose bodies have ended by themselves, ever
+        self.given_up = 0  # bodies that were given up by a reset, and have not ended
+        self.by_themselves = 0  # jobs whose bodies have ended by themselves, ever
         self.unretrieved: Final[WeakSet[UnretrievedError]] = WeakSet()
 
     def watch_failure(self, job: AnyJob) -> None:

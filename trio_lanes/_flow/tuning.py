@@ -7,8 +7,10 @@ is set when the job has settled, before another job starts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import Any, Final, Protocol, final
 
 import attrs
 
@@ -16,17 +18,38 @@ from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.state import FAILED, HELD, SUCCEEDED, JobState
 from .._limits.adaptive import Adaptive
+from .._observe.announcer import Announcer
+from .._observe.hooks import Hooks
 from .._waiting import deadlock
+from .._waiting.current import JobsByTask
+from .._waiting.waits import TaskWaits
 
-if TYPE_CHECKING:
-    from .loop import Scheduler
+
+class Tunes(Protocol):
+    """What tuning asks of the loop."""
+
+    now: float
+
+    @property
+    def current_time(self) -> Callable[[], float]: ...
+    @property
+    def running(self) -> JobsByTask: ...
+    @property
+    def waits(self) -> TaskWaits: ...
+    @property
+    def hooks(self) -> Hooks: ...
+    @property
+    def announcer(self) -> Announcer: ...
+    def check_thread(self) -> None: ...
+    def batch(self) -> AbstractContextManager[None]: ...
+    def after_act(self, effect: Callable[..., object], *args: Any) -> None: ...
 
 
 @final
 class Tuning:
     """What the tuners of lanes learn, and what follows from it."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Tunes) -> None:
         self._scheduler: Final = scheduler
 
     def on_ended(self, job: AnyJob, state: JobState, error: BaseException | None) -> None:

@@ -44,7 +44,7 @@ async def drain(
     if waiting not in ("finish", "cancel"):
         raise ValueError(f"waiting must be 'finish' or 'cancel', not {waiting!r}")
     scheduler.check_thread()
-    before = scheduler.ends.finished
+    before = scheduler.ends.by_themselves
     cancelled = abandoned = 0
     scheduler.close(reason)
     if waiting == "cancel":
@@ -64,7 +64,7 @@ async def drain(
             left = dict.fromkeys(_running(scheduler))
             abandoned = give_up(scheduler, left)
         cancelled += sum(job.state is CANCELLED for job in running if job not in left)
-    return DrainReport(scheduler.ends.finished - before, cancelled, abandoned)
+    return DrainReport(scheduler.ends.by_themselves - before, cancelled, abandoned)
 
 
 def _withdraw_waiting(scheduler: Scheduler) -> int:
