@@ -16,7 +16,7 @@ from trio_lanes.durable import DurableLaneStatistics
 
 from ._shown import Frame, clipped
 
-_COUNTS: Final = (
+_COUNTS_OF_LANE: Final = (
     *("active", "slots", "lent", "cancelling", "overdue", "abandoned", "waiting", "started"),
     *("finished", "succeeded", "failed", "cancelled", "in_sessions", "in_lane"),
 )
@@ -87,7 +87,7 @@ def _add_slots(shown: Frame, running: int, most: float, *, same: bool) -> None:
 def row_of_store(label: str, stored: StoredLanes) -> Frame:
     """Return the row of a lane that the store alone has, before that is added."""
     return {
-        **dict.fromkeys(_COUNTS, 0),
+        **dict.fromkeys(_COUNTS_OF_LANE, 0),
         "name": clipped(label),
         "template": label.endswith("*"),
         "alive": stored.alive,

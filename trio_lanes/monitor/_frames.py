@@ -14,24 +14,21 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, Protocol, TypeVar, final
 from weakref import WeakValueDictionary
 
 import trio
 
-from trio_lanes import Job, JobState, Lanes, LaneStatistics, RateStatistics
+from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics
 
 from ..replay._capture import RunFacts, facts_of
-from ._both import add_to_row, add_to_totals, row_of_store
+from ._both import StoredLanes, add_to_row, add_to_totals, row_of_store
 from ._notes import Notes
 from ._records import EndedRun, Records, Step
 from ._shown import MAX_ROWS, Frame, clipped, shown_problem
-
-if TYPE_CHECKING:
-    from ._durable import Durable
 
 INTERVAL: Final = 0.25  # seconds between two frames, at least
 MAX_RUNNING: Final = 24  # jobs of a row
@@ -47,6 +44,22 @@ _COMPARED_SECONDS: Final = 300.0  # seconds over which waits are compared
 
 
 T = TypeVar("T")
+
+
+class StoreOfFrames(Protocol):
+    """A store as it was read last, as far as it is part of a frame."""
+
+    @property
+    def lanes(self) -> Mapping[str, StoredLanes]: ...
+    @property
+    def sessions(self) -> int: ...
+    @property
+    def problems(self) -> Sequence[Problem]: ...
+    @property
+    def left_out(self) -> Sequence[str]: ...
+    @property
+    def looked(self) -> bool: ...
+    def is_of(self, lanes: Lanes) -> bool: ...
 
 
 @final
@@ -72,7 +85,7 @@ class Frames:
     """Makes the frames of one monitor."""
 
     def __init__(
-        self, lanes: Lanes, notes: Notes, records: Records, store: Durable | None = None
+        self, lanes: Lanes, notes: Notes, records: Records, store: StoreOfFrames | None = None
     ) -> None:
         self._lanes: Final = lanes
         self._store: Final = store

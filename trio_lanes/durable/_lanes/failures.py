@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, Protocol, final
 
 import attrs
 import trio
 
 from .._contract.errors import ResultGoneError
 from .._contract.records import DurableStatus
-from .._contract.state import DEAD_LETTERS
-
-if TYPE_CHECKING:
-    from .lanes import DurableLanes
+from .._contract.state import DEAD_LETTERS, DurableState
+from .._runs.job import DurableJob
 
 _MOST_GROUPS: Final = 20
 _MOST_PAGES: Final = 16
@@ -50,8 +48,23 @@ class FailureGroups(tuple[FailureGroup, ...]):
     were not looked at; None: all were."""
 
 
+class LanesOfFailures(Protocol):
+    """`DurableLanes`, as far as their failures are read from them."""
+
+    def job(self, id: int) -> DurableJob: ...
+    async def jobs(
+        self,
+        name: str | None,
+        *,
+        states: Collection[DurableState],
+        handler: str | None,
+        since: float | None,
+        limit: int,
+    ) -> list[DurableStatus]: ...
+
+
 async def failures(
-    lanes: DurableLanes, name: str | None, handler: str | None, since: float | None, limit: int
+    lanes: LanesOfFailures, name: str | None, handler: str | None, since: float | None, limit: int
 ) -> FailureGroups:
     """Return the largest groups of the last ``limit`` jobs, or fewer."""
 

@@ -45,7 +45,7 @@ _SLOW: Final = 1.0
 """Seconds in which a store should answer."""
 _LONGEST_LOOK: Final = 5.0
 """Seconds until the waits of no further lane are looked at."""
-_FIRST: Final = 20
+_MOST_LOOKED_AT: Final = 20
 """Of how many jobs of a lane that stands still one is sought that waits for a slot."""
 
 
@@ -196,7 +196,7 @@ class _Look:
         still = time - max(signs)
         if still < self._standstill_after:
             return None
-        for job in await lanes.jobs(name, states=[WAITING], limit=_FIRST):
+        for job in await lanes.jobs(name, states=[WAITING], limit=_MOST_LOOKED_AT):
             with suppress(ResultGoneError):  # it may end meanwhile
                 kinds = [one.kind for one in await lanes.blocked_by(job.id)]
                 if "concurrency" in kinds or "group" in kinds:
