@@ -513,7 +513,9 @@ class Scheduler:
         else:
             self.begin()
         try:
-            lane, session, options = job._lane, None, job._options
+            lane: LaneActor = job._lane
+            session: SessionActor | None = None
+            options = job._options
             if lane.from_template:
                 lane = job._lane = self.bring_to_life(lane)
             job.id = self._next_id()
@@ -551,7 +553,8 @@ class Scheduler:
     def _join(self, job: AnyJob, place: int) -> None:
         """Give ``job`` its place in its session, or its arrival in its global lane."""
         job._waiting_since = self.now
-        lane, session = job._lane, job._session_lane
+        lane: LaneActor = job._lane
+        session: SessionActor | None = job._session_lane
         lane.bound[job.id] = job
         if session is None:
             lane.receive(job, self._next_arrival())
@@ -649,7 +652,8 @@ class Scheduler:
     def _replace_in_line(self, job: AnyJob, newest: AnyJob) -> None:
         """Let ``job`` be what ``newest`` was to be; it keeps its place where that can be kept."""
         self._cancel_timers(job)
-        lane, options = job._lane, newest._options
+        lane: LaneActor = job._lane
+        options = newest._options
         rewatched = job._options.is_watched or options.is_watched
         if rewatched:
             lane.forget_warnings(job)
@@ -699,7 +703,8 @@ class Scheduler:
 
     def _start(self, job: AnyJob) -> None:
         """Give ``job``, which its lane has taken out of line, a slot: its first, or a new one."""
-        lane, session = job._lane, job._session_lane
+        lane: LaneActor = job._lane
+        session: SessionActor | None = job._session_lane
         slot, now = job._slot, self.now
         lane.take_slot(job, now)
         if slot is WANTED:  # its start was charged, and its session still counts it
@@ -813,7 +818,8 @@ class Scheduler:
         try:
             for note in self.joints.on_ended:
                 note(job, state, error)
-            lane, session = job._lane, job._session_lane
+            lane: LaneActor = job._lane
+            session: SessionActor | None = job._session_lane
             if session is not None:  # first: its next job competes for the slot in the lane
                 session.ended(job)
             if job._slot is HELD:
@@ -851,7 +857,9 @@ class Scheduler:
         """Settle ``job``, which waits, with ``error``, and cancel its scope. It never starts."""
         outermost = self.begin()
         try:
-            lane, session, scope = job._lane, job._session_lane, job._scope
+            lane: LaneActor = job._lane
+            session: SessionActor | None = job._session_lane
+            scope = job._scope
             assert scope is not None
             scope.cancel()
             self._take_out(job)
@@ -868,7 +876,8 @@ class Scheduler:
 
     def _take_out(self, job: AnyJob) -> None:
         """Take ``job``, which waits, out of the tables of its lanes."""
-        lane, session = job._lane, job._session_lane
+        lane: LaneActor = job._lane
+        session: SessionActor | None = job._session_lane
         if job.id in lane.delayed:
             _forget_delay(job)
             return
@@ -1043,7 +1052,7 @@ class Scheduler:
         self.check_thread()
         key = job.session
         session = None if key is None else self.sessions.get(key) or self.registry.wake(key)
-        lane = job._lane
+        lane: LaneActor = job._lane
         if lane.from_template:  # alive, so that `configure`, `pause` and `clear` find it
             lane = job._lane = self.bring_to_life(lane)
         request = RoomRequest(job, self._is_inside, session, on_decision)
@@ -1158,7 +1167,7 @@ class Scheduler:
     def set_priority(self, job: AnyJob, priority: int) -> None:
         """Give ``job``, which waits, another priority: it goes behind its new equals."""
         with self.batch():
-            session = job._session_lane
+            session: SessionActor | None = job._session_lane
             if job.id in job._lane.delayed:
                 job._priority = priority
             elif session is not None:
