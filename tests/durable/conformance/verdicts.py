@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from contextlib import AsyncExitStack
@@ -286,6 +287,27 @@ class VerdictStories(Bench):
                 self.open("a")
                 await self.settle()
             assert await asking.health() == ()
+
+    @needs("leases", "virtual time")
+    async def test_who_gives_an_instance_up_says_so_in_its_log(self) -> None:
+        lines: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("trio_lanes.durable")
+        logger.addHandler(handler)
+        try:
+            async with self.doomed(new_job("a", "gate"), new_job("b", "gate")):
+                pass
+            async with self.playing(lease_ttl=1000.0) as store:
+                (line,) = [one for one in lines if "is given up" in one]
+                assert "is given up: its 2 runs are given back, and count a crash" in line
+                async with self.doomed(names=frozenset()):
+                    pass
+                assert await store.beat()
+                _, line = [one for one in lines if "is given up" in one]
+                assert "is given up: its 0 runs are given back, and count a crash" in line
+        finally:
+            logger.removeHandler(handler)
 
     @needs("leases", "virtual time")
     async def test_several_silent_instances_are_one_problem(self) -> None:
