@@ -180,3 +180,18 @@ async def test_a_look_at_the_store_that_fails_ends_no_stream(
                 await trio.sleep(10)
                 first = await viewer.next()
                 assert (await viewer.next())["n"] > first["n"]
+
+
+async def test_a_store_that_goes_away_during_a_look_keeps_its_figures(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(self: DurableLanes) -> Any:
+        raise StoreUnavailableError("it is gone")
+
+    async with opened() as durable, open_lanes({"main": 1}) as lanes:
+        await frame_of(lanes, durable)
+        monkeypatch.setattr(DurableLanes, "limits", away)
+        frame = await frame_of(lanes, durable)
+        assert [one["text"] for one in frame["health"]] == [
+            "the store cannot be reached: it is gone"
+        ]

@@ -339,9 +339,9 @@ class Job(Generic[T_co]):
         """When it has told of `progress` last, or has started, on `trio.current_time`; None if it
         has not started.
         """
-        if self._progress_at == math.inf:  # it has lent its slot since
+        if self.started_at is None or self._progress_at == math.inf:  # it has lent its slot since
             return self.started_at
-        return None if self.started_at is None else self._progress_at
+        return self._progress_at
 
     @property
     def waits(self) -> Mapping[str, float]:

@@ -112,9 +112,9 @@ def standstill_of(lane: str, waiting: int, still: float, job: int, cause: Cause 
     """
     text = f"nothing of {lane!r} has started, ended or made progress for {in_words(still)}, and "
     text += f"{waiting:,} wait" if cause is None else f"{waiting:,} wait; {cause}"
-    advice = f"raise standstill_after of {lane!r} if its jobs may take so long"
-    if cause is not None and cause.advice is not None:
-        advice = f"{cause.advice}; {advice}"
+    raises = f"raise standstill_after of {lane!r} if its jobs may take so long"
+    helps = None if cause is None else cause.advice
+    advice = raises if helps is None else f"{helps}; {raises}"
     return Problem("standstill", lane, text, advice, job)
 
 

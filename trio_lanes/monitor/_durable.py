@@ -118,7 +118,7 @@ class Durable:
         waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MAX_JOBS_OF_A_STATE)
         problems = await lanes.health()
         if not problems.looked:
-            raise StoreUnavailableError(problems[0].text)
+            raise StoreUnavailableError(problems[0].text.partition(": ")[2])
         self.lanes = await self._by_label(now)
         self.problems, self._left_out, self.sessions = problems, problems.left_out, now.sessions
         groups = Counter((job.name, _type(job)) for job in letters)

@@ -209,3 +209,24 @@ async def test_a_lane_in_which_no_job_waits_or_has_just_come_stands_not_still(
         await trio.sleep(1)
         assert len(standstills(lanes)) == 1
         end_all(lanes)
+
+
+async def test_a_job_tells_when_it_has_made_progress_last(autojump_clock: MockClock) -> None:
+    async def tells() -> None:
+        await trio.sleep(5)
+        this_job().progress()
+        await trio.sleep(5)
+        async with this_job().yield_slot():
+            await trio.sleep(5)
+        await trio.sleep(5)
+
+    async with open_lanes({"main": 1}) as lanes:
+        job = lanes.submit_nowait(tells, delay=2)
+        assert job.progress_at is None
+        await trio.sleep(3)
+        assert job.progress_at == 2
+        await trio.sleep(5)
+        assert job.progress_at == 7
+        await trio.sleep(5)
+        assert job.progress_at in (2, 7)  # it lends its slot
+        await job.wait()

@@ -153,8 +153,9 @@ class _Look:
             for job, waited in late:
                 with suppress(ResultGoneError):  # it may end meanwhile
                     causes = await lanes.root_causes(job.id)
-                    if (await lanes.job(job.id).status()).state is job.state:
-                        self.found.append(problem_of(job.id, name, waited, causes, longest))
+                    waits = (await lanes.job(job.id).status()).state is job.state
+                    found = problem_of(job.id, name, waited, causes, longest)
+                    self.found.append(found if waits else None)
 
     async def _jobs_of(
         self, name: str, lane: DurableLaneStatistics, instances: Iterable[InstanceInfo]
@@ -223,12 +224,10 @@ def _is_full(
         return False
     if 0 < lane.concurrency <= lane.running:
         return True
-    for group in of_group:
-        members = [
-            one
-            for name, one in now.lanes.items()
-            if (name if name in limits else template_of(name, limits)) in group.members
-        ]
-        if 0 < group.concurrency <= sum(one.running for one in members):
-            return True
-    return False
+    labels = {name: name if name in limits else template_of(name, limits) for name in now.lanes}
+    return any(
+        0
+        < group.concurrency
+        <= sum(one.running for name, one in now.lanes.items() if labels[name] in group.members)
+        for group in of_group
+    )
