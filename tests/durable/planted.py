@@ -196,7 +196,7 @@ def suite(story: str) -> Callable[[], object]:
 
 def twins() -> object:
     """Tell the store in memory and SQLite the same; return in what they differ."""
-    return next(filter(None, (compare_stores(memory(), sqlite, seed=n) for n in range(12))), None)
+    return next(filter(None, (compare_stores(memory(), sqlite, seed=n) for n in range(24))), None)
 
 
 def simulation(faults: Faults = Faults()) -> Callable[[], object]:  # noqa: B008  # frozen
