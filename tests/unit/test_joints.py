@@ -105,6 +105,9 @@ async def test_without_a_feature_that_listens_each_joint_is_empty(
         assert listened_to(lanes) == {"on_placed", "on_started", "on_settled"}
         lanes.add_instrument(quiet)
         assert listened_to(lanes) == {"on_placed", "on_started", "on_settled", "on_batch_end"}
+        lanes.add_instrument(another := HearsOfQuiet())
+        lanes.remove_instrument(another)
+        assert len(lanes._scheduler.joints.on_batch_end) == 1
         await lanes.run(returns_at_once)
         lanes.remove_instrument(quiet)
         lanes.remove_instrument(jobs)
