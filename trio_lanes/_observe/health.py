@@ -32,7 +32,7 @@ _MOST_LANES: Final = 100
 def health(lanes: Iterable[LaneActor], now: float) -> Problems:
     """Return what is wrong with ``lanes`` now; empty: they are healthy."""
     found: list[Problem | None] = []
-    late: list[tuple[float, str, LaneActor, list[AnyJob]]] = []
+    late: list[tuple[float, str, LaneActor, AnyJob | None, list[AnyJob]]] = []
     for lane in lanes:
         for job, since in islice(lane.overdue.items(), 1):
             text = f"{len(lane.overdue):,} overdue in {lane.name!r}: the body of job {job.id}"
@@ -40,19 +40,18 @@ def health(lanes: Iterable[LaneActor], now: float) -> Problems:
             advice = f"find where it hangs, or reset {lane.name!r}"
             found.append(Problem("overdue", lane.name, text, advice, job.id))
         lane.step()
-        firsts = (lane.oldest, *islice(lane.line.in_order(), 1))
-        jobs = [job for job in dict.fromkeys(firsts) if job is not None]
+        first = next(iter(lane.line.in_order()), None)
+        jobs = [job for job in dict.fromkeys((lane.oldest, first)) if job is not None]
         waited = max((now - job._waiting_since for job in jobs), default=0.0)
         if waited > PROBLEM_AFTER:
-            late.append((waited, lane.name, lane, jobs))
-    for waited, _, lane, jobs in nlargest(_MOST_LANES, late):
+            late.append((waited, lane.name, lane, first, jobs))
+    for waited, _, lane, first, jobs in nlargest(_MOST_LANES, late):
         served = [actor for actor in (lane, lane.group) if actor is not None]
         rates = [limit.longest for actor in served for limit, *_ in actor.rates.left(now)]
         longest = max(rates, default=math.inf)
         causes = {job: job.root_causes() for job in jobs}
-        still = _stands_still_for(lane, waited, now)
-        if still >= lane.config.standstill_after:
-            first = jobs[-1]  # of its line
+        still = 0.0 if first is None else _stands_still_for(lane, waited, now)
+        if first is not None and still >= lane.config.standstill_after:
             slots = next((one for one in causes[first] if one.kind != "rate"), None)
             found.append(standstill_of(lane.name, lane.waiting, still, first.id, slots))
         for job, roots in causes.items():
@@ -65,7 +64,7 @@ def health(lanes: Iterable[LaneActor], now: float) -> Problems:
 def _stands_still_for(lane: LaneActor, waited: float, now: float) -> float:
     """Return for how long nothing of ``lane`` has moved; 0 unless its first waits for a slot."""
     group = lane.group
-    if not lane.waiting or not lane.line or lane.paused:
+    if lane.paused or not lane.waiting:
         return 0.0
     if lane.limiter.available_tokens >= 1:
         if group is None or group.has_budget or not group.config.concurrency:

@@ -53,7 +53,7 @@ TAKES_NONE = {
     "--line", "--log-level", "--max-crashes", "--max-waiting", "--member", "--new", "--no-rate",
     "--of", "--on-dead", "--page", "--rate", "--reason", "--reload", "--remove", "--repair",
     "--reserve", "--reset", "--result-ttl", "--served", "--session", "--set", "--since",
-    "--state", "--traceback", "--until", "--weight",
+    "--standstill-after", "--state", "--traceback", "--until", "--weight",
 }  # fmt: skip
 OPTION = re.compile(r"--[a-z][a-z-]+")
 VARIABLE = re.compile(r"[A-Z*][A-Z_*]{2,}")
