@@ -298,7 +298,7 @@ class Window(Generic[T_co]):
         scheduler = self._scheduler
         with scheduler.batch():
             if self._request is not None:
-                scheduler.give_up_room(self._request)
+                scheduler.drop_request(self._request)
                 self._request = None
             for job in [*self._unsettled]:
                 job.cancel(_BLOCK_LEFT)

@@ -381,9 +381,9 @@ class _ArrivedCall:
         assert self._target is not None
         error = QueueTimeoutError(seconds)
         if self._request is not None:
-            self._portal._scheduler.give_up_room(self._request)
+            self._portal._scheduler.drop_request(self._request)
             self.end(outcome.Error(error))
-        elif self._target._state is WAITING and self._target._options.give_up():
+        elif self._target._state is WAITING and self._target._options.caller_left():
             self.end(outcome.Error(error))
         elif self._target._state is WAITING:
             self._portal._scheduler.withdraw(self._target, error)
@@ -401,11 +401,11 @@ class _ArrivedCall:
     def cancel(self) -> None:
         """Its future was cancelled."""
         if self._request is not None:
-            self._portal._scheduler.give_up_room(self._request)
+            self._portal._scheduler.drop_request(self._request)
             self.end(_CANCELLED_OUTCOME)
         else:
             assert self._target is not None
-            if self._target._options.give_up():
+            if self._target._options.caller_left():
                 self.end(_CANCELLED_OUTCOME)
             else:
                 self._target.cancel("its future was cancelled")

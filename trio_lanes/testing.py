@@ -337,7 +337,7 @@ class LaneRecorder(LaneInstrument):
         session: SessionActor | None = job._session_lane
         if session is None:
             return
-        if session.touched and not (session.room_line or session.entering):
+        if session.touched and not (session.room_line or session.passed_requests):
             return  # it has yet to look at what another instrument has just done
         mine = _in_session(job)
         better = [

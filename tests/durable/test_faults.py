@@ -170,7 +170,7 @@ async def test_a_worker_that_was_taken_over_stops(tmp_path: Path) -> None:
             connection.close()
             with pytest.raises(StoreLockedError):
                 await lanes.submit("echo", 1)
-            lanes._worker.look()  # type: ignore[union-attr]
+            lanes._worker.request_step()  # type: ignore[union-attr]
             await trio.sleep_forever()
 
 
@@ -1198,7 +1198,7 @@ async def test_a_file_that_a_check_finds_damaged_ends_the_worker(
             connection.close()
             await trio.run_process([sys.executable, "-c", textwrap.dedent(DAMAGING), str(path)])
             reads.failing = True
-            lanes._worker.look()  # type: ignore[union-attr]
+            lanes._worker.request_step()  # type: ignore[union-attr]
             await trio.sleep_forever()
     # the worker's step fails, and the store's look for changes may fail with it
     damaged, others = caught.value.split(

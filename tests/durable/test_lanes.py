@@ -375,7 +375,7 @@ async def test_names_are_not_longer_than_a_listing_can_bear() -> None:
 
 
 async def test_more_jobs_than_a_page_are_listed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_lanes.durable._lanes.lanes.PAGE", 2)
+    monkeypatch.setattr("trio_lanes.durable._lanes.lanes.JOBS_LISTED", 2)
     async with open_durable_lanes(MemoryStore(), {"echo": echo}) as lanes:
         ids = [(await lanes.submit("echo", delay=1e9)).id for _ in range(5)]
         assert [one.id for one in await lanes.jobs(limit=-1)] == ids

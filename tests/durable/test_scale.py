@@ -157,7 +157,7 @@ def stores(tmp_path: Path) -> list[Store]:
 async def test_very_many_jobs_are_cleared_in_portions_and_later_jobs_are_left(
     tmp_path: Path, which: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.PORTION", 10)
+    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.JOBS_A_STEP", 10)
     store = stores(tmp_path)[which]
     cleared = []
 
@@ -205,7 +205,7 @@ async def test_jobs_whose_handler_no_instance_has_wait_and_keep_no_other_job_off
 async def test_very_many_dead_jobs_are_purged_in_portions(
     tmp_path: Path, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.PORTION", 10)
+    monkeypatch.setattr("trio_lanes.durable._rules.engine_store.JOBS_A_STEP", 10)
 
     async def bad(payload: Any) -> None:
         raise ValueError("no")

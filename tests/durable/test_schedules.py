@@ -203,7 +203,7 @@ async def test_after_a_jump_of_the_clock_the_last_due_times_are_made_up(
         await lanes.schedule("s", "note", **options)
         mock_clock.autojump_threshold = 0
         store.jump(DAY + 0.5)  # so no worker was there
-        lanes._worker.look()  # type: ignore[union-attr]
+        lanes._worker.request_step()  # type: ignore[union-attr]
         await trio.sleep(0.3)
         (one,) = await lanes.schedules()
         assert (len(ran.at), one.skipped) == (runs, skipped)

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -167,6 +167,16 @@ class Pausable(ABC):
         return self.paused is not former
 
 
+class Announced(NamedTuple):
+    """What hooks know of a lane: whether it has jobs that wait, and jobs that have not ended."""
+
+    waiting: bool
+    unended: bool
+
+
+NOTHING_ANNOUNCED: Final = Announced(waiting=False, unended=False)
+
+
 class Actor(Served, Pausable):
     """One lane, of either layer."""
 
@@ -176,7 +186,6 @@ class Actor(Served, Pausable):
         "announced_until",
         "bounded",
         "concurrency",
-        "entering",
         "generation",
         "limiter",
         "mailbox",
@@ -211,11 +220,8 @@ class Actor(Served, Pausable):
         self.rate_until = -math.inf  # until when its head waits, or waited, for a rate limit
         self.announced_until = -math.inf  # the last of these times that hooks know of
         self.watched = False  # whether a task waits until it runs nothing, or is empty
-        self.announced = (False, False)  # whether hooks know of waiting, and of unended jobs
+        self.announced = NOTHING_ANNOUNCED
         self.room_line: OrderedDict[AnyJob, RoomRequest] | None = None  # {job: waits for room}
-        # Jobs that wait for room: of a global lane, all that are bound for it; of a session, those
-        # that stand in the lines of global lanes
-        self.entering = 0
         self.account: Account | None = None  # of the waits of its jobs, if there is to be one
 
     @property
@@ -249,9 +255,9 @@ class Actor(Served, Pausable):
 
     def announce(self) -> tuple[bool, bool]:
         """Note what hooks know from now on; return whether it became empty, and idle, since."""
-        had_waiting, was_busy = self.announced
-        waiting, busy = self.announced = bool(self.waiting), bool(self.waiting or self.active)
-        return had_waiting and not waiting, was_busy and not busy
+        had = self.announced
+        has = self.announced = Announced(bool(self.waiting), bool(self.waiting or self.active))
+        return had.waiting and not has.waiting, had.unended and not has.unended
 
     def account_from(self, now: float) -> Account:
         """Account for the waits of its jobs from now on."""
@@ -283,10 +289,6 @@ class Actor(Served, Pausable):
         del self.room_line[request.job]
         if not self.room_line:
             self.room_line = None
-
-    def count_entering(self, change: int) -> None:
-        """One job more or less waits for room, as ``entering`` counts them."""
-        self.entering += change
 
     @property
     def has_room(self) -> bool:

@@ -69,20 +69,21 @@ class LaneActor(Actor):
         "defaults",
         "delayed",
         "ended_at",
-        "exempt",
         "failed",
         "finished",
         "from_template",
         "group",
         "label",
         "lanes",
+        "left_line",
         "line",
-        "moved",
         "overdue",
+        "own_warn_after",
         "plain",
         "readmitting",
         "room_by_session",
         "room_heads",
+        "room_requests",
         "slot_requests",
         "slots",
         "template",
@@ -106,7 +107,7 @@ class LaneActor(Actor):
         turns: Turns,
         lanes: Mapping[str, LaneActor],
         ask: AskForTokens,
-        moved: dict[AnyJob, None],
+        left_line: dict[AnyJob, None],
     ) -> None:
         self._name = name
         self.label = label  # its name, or the template that it comes from
@@ -116,10 +117,9 @@ class LaneActor(Actor):
         self._ask = ask
         # Takes the jobs that leave its line, or their delay, and have a log: when the batch ends,
         # the accounts of waits note where these wait now
-        self.moved = moved
-        self.defaults: Mapping[
-            str, float
-        ] = {}  # options that its jobs have unless they say otherwise
+        self.left_line = left_line
+        # options that its jobs have unless they say otherwise
+        self.defaults: Mapping[str, float] = {}
         self.line: Line = PlainLine()
         self._order = (math.inf, False)  # aging, and whether it is fair
         self.tuner: Tuner | None = None  # of an `Adaptive` concurrency
@@ -129,7 +129,7 @@ class LaneActor(Actor):
         self.bound: OrderedDict[int, AnyJob] = OrderedDict()
         # Of these: jobs with a warn_after, and so a timer, of their own. The lane has a timer only
         # while it has others
-        self.exempt = 0
+        self.own_warn_after = 0
         self.slots = 0  # tokens of the limiter that its jobs hold
         self.without_slot: dict[AnyJob, None] = {}  # jobs that run and hold no slot
         # {job that wants its slot back: whether it is cancelled meanwhile}
@@ -140,6 +140,7 @@ class LaneActor(Actor):
         # without jobs that have a delay, which never start at once
         self.room_by_session: dict[SessionActor | None, OrderedDict[AnyJob, RoomRequest]] = {}
         # The sessions of `room_by_session` that may forward a job, by their first requests
+        self.room_requests = 0  # requests for room of jobs that are bound for it
         self.room_heads: Backlog[SessionActor | None] = Backlog()
         self.readmitting = 0  # running jobs that stand in its line again
         self.finished = 0  # jobs that had started, ever
@@ -281,9 +282,13 @@ class LaneActor(Actor):
 
     # ---- long waits
 
-    def exempt_one(self) -> None:
+    def count_room_requests(self, change: int) -> None:
+        """One request for room more or less is of a job that is bound for it."""
+        self.room_requests += change
+
+    def count_own_warn_after(self) -> None:
         """A job that is bound for it has a ``warn_after`` of its own."""
-        self.exempt += 1
+        self.own_warn_after += 1
 
     def note_unwarned(self, job: AnyJob) -> None:
         """Note that hooks are to be called when the wait of ``job`` is long."""
@@ -319,27 +324,27 @@ class LaneActor(Actor):
         """``job``, which was bound for it, starts or was withdrawn."""
         del self.bound[job.id]
         if job._options is not NO_EXTRAS and job._options.warn_after is not None:
-            self.exempt -= 1
+            self.own_warn_after -= 1
         if self.unwarned:
             self.unwarned.pop(job.id, None)
 
     def forget_warnings(self, job: AnyJob) -> None:
         """``job``, which is bound for it, is watched by other options from now on."""
-        self.exempt -= job._options.warn_after is not None
+        self.own_warn_after -= job._options.warn_after is not None
         self.unwarned.pop(job.id, None)
 
     def postpone(self, job: AnyJob) -> None:
         """Keep ``job`` until its delay is over; it is not bound for the lane until then."""
         self.delayed[job.id] = job
         if job._log is not None:
-            self.moved[job] = None
+            self.left_line[job] = None
         self.touch()  # its requests for room are to be served
 
     def forget_delay(self, job: AnyJob) -> None:
         """The delay of ``job`` is over, or the job was withdrawn."""
         del self.delayed[job.id]
         if job._log is not None:
-            self.moved[job] = None
+            self.left_line[job] = None
 
     # ---- requests for room
 
@@ -431,7 +436,7 @@ class LaneActor(Actor):
         self.line.remove(job)
         arrival, job._arrival = job._arrival, 0
         if job._log is not None:
-            self.moved[job] = None
+            self.left_line[job] = None
         self.touch()
         return arrival
 

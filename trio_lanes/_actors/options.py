@@ -293,7 +293,7 @@ class ExtraOptions:
         self.submissions += others.submissions
         self.given_up += others.given_up
 
-    def give_up(self) -> bool:
+    def caller_left(self) -> bool:
         """A caller does not wait for the job any more; return whether another may want it."""
         if self.coalesce is None:
             return False

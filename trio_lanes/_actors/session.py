@@ -33,7 +33,7 @@ import trio
 
 from .._config.names import SESSION_PREFIX
 from .._queue.backlog import LAST, Backlog, rank
-from .actor import Actor, Turns, changed_by_others
+from .actor import NOTHING_ANNOUNCED, Actor, Turns, changed_by_others
 from .job import AnyJob, LaneOfJob
 from .line import Displacement
 from .mailbox import Mailbox
@@ -82,6 +82,7 @@ class SessionActor(Actor):
         "is_ranked",
         "key",
         "readmitting",
+        "passed_requests",
         "running",
         "waiting",
     )
@@ -92,11 +93,14 @@ class SessionActor(Actor):
         super().__init__(turns, config)
         self._mailboxes = mailboxes
         self._mail_came = False  # since `next_forward` last returned None
-        # The forwarded job that was taken back last, and its arrival: for the better job
+        # The forwarded job that was taken back last, and its arrival: `next_forward` gives its
+        # place to the better job. `withhold` fills it too, for the `next_forward` that comes after
+        # `replace`.
         self._vacated: tuple[AnyJob, int] | None = None
         self.key = key
         self.backlog: Backlog[AnyJob] = Backlog()  # waiting, and not forwarded
         self.waiting = 0
+        self.passed_requests = 0  # requests for room that have passed its line
         self.forwarded: dict[int, AnyJob] = {}  # {place: job that waits, and is forwarded}
         self.delayed: dict[int, AnyJob] = UNUSED  # {id: job that waits, and is not due yet}
         self.is_ranked = False  # whether it ever had a job of another priority than 0
@@ -104,10 +108,14 @@ class SessionActor(Actor):
         # {job that runs and is to be started again: whether it is in the line of its lane}
         self.readmitting: dict[AnyJob, bool] = UNUSED
 
-    def become(self, key: str) -> None:
+    def count_passed_requests(self, change: int) -> None:
+        """One request for room more or less stands in the line of a global lane."""
+        self.passed_requests += change
+
+    def reuse_for(self, key: str) -> None:
         """Be the lane of the session ``key`` from now on: it was that of a session that is gone."""
         self.key = key
-        self.is_ranked, self.announced = False, (False, False)
+        self.is_ranked, self.announced = False, NOTHING_ANNOUNCED
         self.account = None  # if it has one yet, no job waits for it
 
     @property
@@ -249,13 +257,13 @@ class SessionActor(Actor):
 
     def _inherit(self, displaced: AnyJob, arrival: int, job: AnyJob) -> int:
         """Return the arrival that ``job`` takes from ``displaced``, whose place it has, or 0."""
-        way = self._makes_way(displaced, arrival, job, ())
+        way = self._displacement(displaced, arrival, job, ())
         lane: LaneOfJob = job._lane
         for peer, earlier in way.moved.items():
             lane.move(peer, earlier)
         return 0 if way.arrival == LAST else way.arrival
 
-    def _makes_way(
+    def _displacement(
         self, displaced: AnyJob, arrival: int, job: AnyJob, leave: Sequence[AnyJob]
     ) -> Displacement:
         """Return how jobs make way for ``job``, which has the place of ``displaced``.
@@ -355,7 +363,7 @@ class SessionActor(Actor):
             except trio.WouldBlock as error:
                 raise changed_by_others(self.name) from error
         self.waiting -= 1
-        if self.room_line or self.entering or self.watched:
+        if self.room_line or self.passed_requests or self.watched:
             self.touch()
 
     def charge(self, job: AnyJob, now: float) -> None:
@@ -415,7 +423,7 @@ class SessionActor(Actor):
     def before(self, job: AnyJob) -> list[AnyJob]:
         """Return the jobs that come before ``job``, which waits, or is readmitted."""
         if job in self.readmitting:
-            return self.before_again(job)
+            return self.ahead_of_readmitted(job)
         return self.readmitted_before(job) + self._waiting_before(job._place)
 
     def newcomer_before(self, job: AnyJob) -> list[AnyJob]:
@@ -435,7 +443,7 @@ class SessionActor(Actor):
             return Displacement(leave=leave)
         displaced = self.forwarded[max(self.forwarded)]
         leave.append(displaced)
-        return self._makes_way(displaced, displaced._arrival, job, leave)
+        return self._displacement(displaced, displaced._arrival, job, leave)
 
     def readmitted_before(self, job: AnyJob) -> list[AnyJob]:
         """Return the jobs that are readmitted before ``job``, which waits; [] without rates."""
@@ -443,7 +451,7 @@ class SessionActor(Actor):
             return []
         return [one for one in self.readmitting if one._priority >= job._priority]
 
-    def before_again(self, job: AnyJob) -> list[AnyJob]:
+    def ahead_of_readmitted(self, job: AnyJob) -> list[AnyJob]:
         """Return the jobs that start before ``job``, which is readmitted; [] without rates."""
         if not self.rates.units:
             return []
@@ -455,7 +463,7 @@ class SessionActor(Actor):
 
     def room_requests(self, lanes: Iterable[LaneActor]) -> list[RoomRequest]:
         """Return the requests that have room in this session, and wait for room in ``lanes``."""
-        if not self.entering:
+        if not self.passed_requests:
             return []
         lines = [lane.room_line.values() for lane in lanes if lane.room_line]
         return [request for line in lines for request in line if request.session is self]

@@ -39,6 +39,11 @@ HeadKey: TypeAlias = tuple[str, Any]
 """What the heads of an account of a group have in common: the label of their lanes, and their
 costs; or None, of heads that the rates of their own lanes hold."""
 
+ACCOUNT: Final = 2
+"""The place of the account in a `Log`."""
+OWN: Final = 4
+"""The place of the cause of its own in a `Log`."""
+
 SHARED: Final[Own] = ("", math.inf)
 """In the place of a cause of its own: the job waits for what the others of the account wait for."""
 
@@ -64,7 +69,7 @@ class Account:
         self.head: AnyJob | None = None  # if it has a cause of its own
         self.follows: GroupAccount | None = None  # if it shares that with heads of other lanes
 
-    def turn(self, cause: str, now: float) -> None:
+    def change_cause(self, cause: str, now: float) -> None:
         """Hold the jobs for ``cause`` from now on."""
         held, since, paused, full, _ = self.mark  # as `_read`, on the way of every job that waits
         if held == "session":
@@ -109,7 +114,7 @@ def added_up(log: Log, until: float) -> dict[str, float]:
     # From the last part to the first. ``until`` is when a part ended, and ``mark`` how its account
     # stood then: both are noted in the part after it.
     seconds: dict[str, float] = {}
-    mark = None if log[2] is None else log[2].mark
+    mark = None if log[ACCOUNT] is None else log[ACCOUNT].mark
     rest: Log | Mapping[str, float] | None = log
     while isinstance(rest, tuple):
         rest, mark_before, account, first_mark, own, since = rest

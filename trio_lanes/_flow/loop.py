@@ -133,7 +133,6 @@ class Scheduler:
     # An object without slots keeps up to thirty attributes as cheaply; here are more.
     __slots__ = (
         "__weakref__",
-        "_clocks",
         "_context",
         "_effects",
         "_next_arrival",
@@ -141,6 +140,7 @@ class Scheduler:
         "_next_return",
         "_nursery",
         "_to_do",
+        "_to_retime",
         "_wait_warnings",
         "announcer",
         "broken",
@@ -148,7 +148,6 @@ class Scheduler:
         "coalesced",
         "current_time",
         "ends",
-        "grant",
         "hooks",
         "joints",
         "lanes",
@@ -156,6 +155,7 @@ class Scheduler:
         "overdue",
         "registry",
         "room",
+        "run_body",
         "running",
         "serving",
         "sessions",
@@ -182,14 +182,14 @@ class Scheduler:
         self.unserved = False  # whether an abort function has acted since, and nobody has served
         self.broken: BaseException | None = None  # the error that broke an act off
         self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
-        self._clocks: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
+        self._to_retime: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
 
         self.joints: Final = Joints()
         accounts = Accounts()
         if wait_accounting:
             self.joints.add(accounts)
         self.tuning: Final = Tuning(self)
-        self.registry: Final = Registry(self._ask_for_tokens, accounts.moved)
+        self.registry: Final = Registry(self._ask_for_tokens, accounts.left_line)
         self.lanes: Final = self.registry.lanes
         self.sessions: Final = self.registry.sessions
         self.closing: Final = Closing()
@@ -208,7 +208,7 @@ class Scheduler:
         self.running: Final = table  # {task: the job it runs}
         tell_refused = partial(self.announcer.tell, hooks.deadlock_refused)
         self.watches: Final = Watches(table, self.lanes, tell_refused)
-        self.room: Final = Room(self.lanes, self._clocks)
+        self.room: Final = Room(self.lanes, self._to_retime)
         self.waits: Final = TaskWaits(self, table, self.room, self.watches, tell_refused)
         self._wait_warnings: Final = WaitWarnings(self.timers, hooks, self.waits.look_at_stray)
         self.workers: Final = WorkerPool(
@@ -220,7 +220,7 @@ class Scheduler:
             self.interrupted,
         )
         # Has the body of a job run; may be replaced: a body may run outside of Trio
-        self.grant: Callable[[AnyJob], object] = self.workers.granted.append
+        self.run_body: Callable[[AnyJob], object] = self.workers.granted.append
 
         # What there is to do in a batch, in this order
         self._to_do: Final = (
@@ -228,9 +228,9 @@ class Scheduler:
             self.registry.session_turns,
             self.registry.lane_turns,
             self.registry.group_turns,
-            self.room.unseen,
+            self.room.lines_to_serve,
             self.workers.granted,
-            self._clocks,
+            self._to_retime,
         )
         # Numbers of jobs, and their places in sessions unless they join these later, or again
         self._next_id: Final = count(1).__next__
@@ -352,7 +352,7 @@ class Scheduler:
 
     def serve(self) -> None:
         """End the outermost call of a batch: do all that can be done now."""
-        effects, sessions, lanes, groups, unseen, granted, clocks = self._to_do
+        effects, sessions, lanes, groups, unseen, granted, to_retime = self._to_do
         workers = self.workers
         try:
             while True:
@@ -367,7 +367,7 @@ class Scheduler:
                     self._serve_group(groups.popleft())
                 # After the lanes: only now is it known which jobs start without needing room.
                 elif unseen and (request := self.room.next_entry(self.now)) is not None:
-                    self._tell_request(request, outcome.Value(request.job))
+                    self._answer_request(request, outcome.Value(request.job))
                     self.submit(request.job)
                 # After all starts, so that one worker can take several of the jobs.
                 elif (
@@ -377,8 +377,8 @@ class Scheduler:
                     and workers.ready < len(granted)
                 ):
                     workers.hire()
-                elif clocks:
-                    self._set_clock(clocks.popitem()[0])
+                elif to_retime:
+                    self._set_clock(to_retime.popitem()[0])
                 else:
                     for note in self.joints.on_batch_end:
                         note(self.now)
@@ -405,7 +405,7 @@ class Scheduler:
             if not more:
                 break
         if session.rates.units or session.timer is not None:
-            self._limited(session, session)
+            self._wait_for_rate(session, session)
         if self.room.length:
             self.room.look_at(session)
         if session.watched and not (session.waiting and session.running):
@@ -413,7 +413,7 @@ class Scheduler:
         if self.joints.on_served:
             for note in self.joints.on_served:
                 note(session)
-        if not (session.waiting or session.running or session.entering or session.room_line):
+        if not (session.waiting or session.running or session.passed_requests or session.room_line):
             if session.rates.units or session.paused:
                 self._retire(session)
             else:
@@ -442,9 +442,9 @@ class Scheduler:
         if lane.slot_requests:
             self._forgo_slots(lane)
         if lane.rates.units or lane.timer is not None:
-            self._limited(lane, lane)
+            self._wait_for_rate(lane, lane)
         if lane.warning is None:
-            if len(lane.bound) > lane.exempt or lane.slot_requests:
+            if len(lane.bound) > lane.own_warn_after or lane.slot_requests:
                 self._wait_warnings.watch_lane(lane)
         elif not (lane.slots or lane.bound or lane.without_slot):
             # Not as soon as no job waits: a busy lane is often empty for a moment.
@@ -458,7 +458,7 @@ class Scheduler:
         if self.joints.on_served:
             for note in self.joints.on_served:
                 note(lane)
-        if lane.from_template and not lane.entering:
+        if lane.from_template and not lane.room_requests:
             self._retire(lane)
 
     def _serve_group(self, group: Group) -> None:
@@ -468,15 +468,15 @@ class Scheduler:
             self._start(job)
             job._lane.touch()  # it has another head to offer
         elif group.limited is not None:
-            self._limited(group, group.limited)
+            self._wait_for_rate(group, group.limited)
         if self.room.length:
             self.room.look_at(group)
         for note in self.joints.on_served:
             note(group)
 
-    def _limited(self, served: Actor | Group, lane: Actor) -> None:
+    def _wait_for_rate(self, served: Actor | Group, lane: Actor) -> None:
         """Tell hooks that the head of ``lane`` waits for a rate; wake ``served`` at its end."""
-        self._clocks[served] = None
+        self._to_retime[served] = None
         until = served.rate_until
         if until > self.now and until != served.announced_until:
             served.announce_rate()
@@ -499,7 +499,7 @@ class Scheduler:
             refilled = actor.rates.refilled_at(self.now)
             if refilled > self.now:
                 actor.wake_by(refilled)
-                self._clocks[actor] = None
+                self._to_retime[actor] = None
                 return
         self.registry.forget(actor)
 
@@ -521,14 +521,15 @@ class Scheduler:
             job.id = self._next_id()
             job.submitted_at = self.now
             if job.session is not None:
-                session = self.sessions.get(job.session) or self.registry.wake(job.session)
+                key = job.session
+                session = self.sessions.get(key) or self.registry.revive_session(key)
                 job._session_lane = session
             if options.delay:
                 self._postpone(job)
             else:
                 self._join(job, job.id)
             if options.coalesce is not None:
-                self._gather(job, options.coalesce.key)
+                self._note_key(job, options.coalesce.key)
             joints = self.joints
             if joints.on_placed:
                 for note in joints.on_placed:
@@ -672,13 +673,13 @@ class Scheduler:
         if job._session_lane is not None:
             job._session_lane.touch()
 
-    def _gather(self, job: AnyJob, key: Hashable) -> None:
+    def _note_key(self, job: AnyJob, key: Hashable) -> None:
         """Note ``job``, which is accepted, as that of ``key``; requests for room join it."""
         self.coalesced.setdefault(key, {})[job] = None
         for request in [*self.room.by_key.get(key, {}).values()]:
-            self._turn_away(request)
+            self._drop_request(request)
             what = outcome.capture(self.coalesce, request.job)
-            self.after_act(self._tell_request, request, what)
+            self.after_act(self._answer_request, request, what)
 
     def _forget_key(self, job: AnyJob, key: Hashable) -> None:
         """``job`` has ended."""
@@ -731,7 +732,7 @@ class Scheduler:
         if self.joints.on_started:
             for note in self.joints.on_started:
                 note(job)
-        self.grant(job)
+        self.run_body(job)
         if job._waiters:
             self.after_act(self.waits.wake, job)
 
@@ -763,20 +764,22 @@ class Scheduler:
         if self.overdue.watched:
             self.overdue.ended(job)
         if job._state is RUNNING:
-            self._end(job, SUCCEEDED, value, None)
+            self._finish_running(job, SUCCEEDED, value, None)
         else:  # it was reset
             self._abandoned_ended(job)
 
     def raised(self, job: AnyJob, error: BaseException) -> BaseException | None:
         """``error`` left the body of ``job`` and its scope; return the error to leave its task."""
-        return self.judge(job, raised(error), error)
+        return self.settle_after_error(job, raised(error), error)
 
     def interrupted(self, job: AnyJob) -> BaseException | None:
         """The scope of ``job`` ended its body; return the error that leaves its task."""
         verdict = interrupted(job)
-        return self.judge(job, verdict, verdict.error)
+        return self.settle_after_error(job, verdict, verdict.error)
 
-    def judge(self, job: AnyJob, verdict: Verdict, error: BaseException) -> BaseException | None:
+    def settle_after_error(
+        self, job: AnyJob, verdict: Verdict, error: BaseException
+    ) -> BaseException | None:
         """Let ``job`` settle by ``verdict``; return the error that leaves its task."""
         leaves, why = verdict.leaves, None
         if job._state is RUNNING:
@@ -798,7 +801,7 @@ class Scheduler:
     def _body_ended(self, job: AnyJob, verdict: Verdict) -> None:
         self.overdue.ended(job)
         if job._state is RUNNING:
-            self._end(job, verdict.state, None, verdict.error)
+            self._finish_running(job, verdict.state, None, verdict.error)
         else:  # it was reset
             self._abandoned_ended(job)
 
@@ -808,7 +811,9 @@ class Scheduler:
 
     # ---- 5. settle
 
-    def _end(self, job: AnyJob, state: JobState, value: Any, error: BaseException | None) -> None:
+    def _finish_running(
+        self, job: AnyJob, state: JobState, value: Any, error: BaseException | None
+    ) -> None:
         """``job``, which ran, gives its slots back and settles."""
         if outermost := not self.serving:  # as `begin` does, on every job's way
             self.now = self.current_time()
@@ -938,7 +943,7 @@ class Scheduler:
                 job._lane.forget_overdue(job)
             else:
                 self.overdue.ended(job)
-            self._end(job, CANCELLED, None, error)
+            self._finish_running(job, CANCELLED, None, error)
 
     # ---- lanes come to life
 
@@ -1051,7 +1056,9 @@ class Scheduler:
         """
         self.check_thread()
         key = job.session
-        session = None if key is None else self.sessions.get(key) or self.registry.wake(key)
+        session = None if key is None else self.sessions.get(key)
+        if key is not None and session is None:
+            session = self.registry.revive_session(key)
         lane: LaneActor = job._lane
         if lane.from_template:  # alive, so that `configure`, `pause` and `clear` find it
             lane = job._lane = self.bring_to_life(lane)
@@ -1062,13 +1069,13 @@ class Scheduler:
             self.room.join(request, self.now)
         return request
 
-    def give_up_room(self, request: RoomRequest) -> None:
+    def drop_request(self, request: RoomRequest) -> None:
         """Remove ``request``, whose submitter gives it up."""
         request.on_decision = None
         if not request.is_over:
-            self._turn_away(request)
+            self._drop_request(request)
 
-    def _turn_away(self, request: RoomRequest) -> None:
+    def _drop_request(self, request: RoomRequest) -> None:
         with self.batch():
             self.room.leave(request)
             request.job._lane.touch()  # which may have been alive only for this
@@ -1078,10 +1085,10 @@ class Scheduler:
     def refuse(self, request: RoomRequest, error: Exception) -> None:
         """Remove ``request``, and give its submitter ``error``."""
         with self.batch():
-            self._turn_away(request)
-            self.after_act(self._tell_request, request, outcome.Error(error))
+            self._drop_request(request)
+            self.after_act(self._answer_request, request, outcome.Error(error))
 
-    def _tell_request(self, request: RoomRequest, what: outcome.Maybe[Any]) -> None:
+    def _answer_request(self, request: RoomRequest, what: outcome.Maybe[Any]) -> None:
         on_decision, request.on_decision = request.on_decision, None
         if on_decision is not None:
             on_decision(what)

@@ -65,7 +65,7 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
     def abort(raise_cancel_: RaiseCancel) -> Abort:
         nonlocal raise_cancel
         has_ended = target.done  # then it is about to wake this task
-        if not has_ended and target._options.give_up():
+        if not has_ended and target._options.caller_left():
             scheduler.waits.forget(wait)
             return Abort.SUCCEEDED
         if not has_ended:
@@ -85,7 +85,7 @@ async def run_for_caller(scheduler: Scheduler, target: AnyJob) -> None:
         scheduler.waits.begin(wait)
         await trio.lowlevel.wait_task_rescheduled(abort)
     except Exception:  # a deadlock
-        if target._options.give_up():
+        if target._options.caller_left():
             raise
         scheduler.cancel(target, _FOR_EVER)
         await _end_of_cancelled(scheduler, target)
@@ -134,13 +134,13 @@ async def wait_for_room(scheduler: Scheduler, job: AnyJob, *, runs: bool) -> Any
     try:
         scheduler.waits.begin(wait)
     except BaseException:  # the wait would never end, so nothing of it stays
-        scheduler.give_up_room(request)
+        scheduler.drop_request(request)
         raise
 
     def abort(raise_cancel: RaiseCancel) -> Abort:
         with scheduler.act_in_abort():
             scheduler.waits.forget(wait)
-            scheduler.give_up_room(request)
+            scheduler.drop_request(request)
         return Abort.SUCCEEDED
 
     try:

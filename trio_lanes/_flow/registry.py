@@ -26,9 +26,9 @@ before other tasks have their turn. They take 400 KB."""
 class Registry:
     """The lanes of one `open_lanes`."""
 
-    def __init__(self, ask: AskForTokens, moved: dict[AnyJob, None]) -> None:
+    def __init__(self, ask: AskForTokens, left_line: dict[AnyJob, None]) -> None:
         self._ask: Final = ask
-        self._moved: Final = moved
+        self._left_line: Final = left_line
         self.plan = Plan()
         self.lanes: Final[dict[str, LaneActor]] = {}  # {name: global lane that is alive}
         self.sessions: Final[dict[str, SessionActor]] = {}  # {key: actor that is alive}
@@ -63,7 +63,9 @@ class Registry:
     def new_lane(self, name: str, label: str) -> LaneActor:
         """Make a lane as the plan describes the lanes of ``label``; it is not alive yet."""
         config = self.plan.lanes[label]
-        lane = LaneActor(name, label, config, self.lane_turns, self.lanes, self._ask, self._moved)
+        lane = LaneActor(
+            name, label, config, self.lane_turns, self.lanes, self._ask, self._left_line
+        )
         template = self.templates.get(label)
         if template is not None:
             lane.set_template(template)
@@ -96,12 +98,12 @@ class Registry:
     def _new_session(self, key: str, config: LaneConfig) -> SessionActor:
         return SessionActor(key, config, self.session_turns, self._mailboxes)
 
-    def wake(self, key: str) -> SessionActor:
+    def revive_session(self, key: str) -> SessionActor:
         """Return the lane of the session ``key``, which was not alive and is from now on."""
         config = self.plan.of_session(key) if self.plan.sessions else self.plan.others
         if self._spares and self._spares[-1].config is config:
             session = self._spares.pop()
-            session.become(key)
+            session.reuse_for(key)
         else:
             session = self._new_session(key, config)
         self.sessions[key] = session
@@ -141,7 +143,7 @@ class Registry:
             del self.sessions[session.key]
             used = session.generation or session.limiter is not None or session.timer is not None
             # Hooks are to hear that it is idle. Of sessions that begin paused, one was resumed.
-            if not (used or session.announced[1] or session.touched or session.config.paused):
+            if not (used or session.announced.unended or session.touched or session.config.paused):
                 self._spares.append(session)
 
     def forget(self, actor: Actor) -> None:

@@ -58,7 +58,7 @@ def _closed(scheduler: Scheduler) -> set[object]:
 def _check_change(lane: LaneActor, plan: Plan) -> None:
     label = plan.label_of(lane.name)
     if label is None:
-        if lane.waiting or lane.active or lane.entering:
+        if lane.waiting or lane.active or lane.room_requests:
             raise ValueError(
                 f"lane {lane.name!r} cannot be removed: "
                 f"{lane.waiting} jobs wait and {lane.active} run that are bound for it"

@@ -65,7 +65,7 @@ def resolve_or_create(scheduler: Scheduler, name: str | None) -> Sequence[Pausab
     if actors:
         return actors
     if name.startswith(SESSION_PREFIX):
-        return (scheduler.registry.wake(session_key(name)),)
+        return (scheduler.registry.revive_session(session_key(name)),)
     lane = scheduler.registry.find_or_make_lane(name)
     assert lane is not None
     return (scheduler.bring_to_life(lane),)
@@ -97,13 +97,13 @@ def reset(scheduler: Scheduler, name: str | None) -> int:
         total = 0
         for actor in actors:
             actor.count_reset()
-            given_up = give_up(scheduler, actor.running_jobs(), actor.name)
+            given_up = abandon_all(scheduler, actor.running_jobs(), actor.name)
             total += given_up
             scheduler.announcer.tell_of_lane(scheduler.hooks.lane_reset, actor, given_up)
     return total
 
 
-def give_up(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
+def abandon_all(scheduler: Scheduler, jobs: Iterable[AnyJob], name: str | None = None) -> int:
     """Settle ``jobs``, which run, even if their bodies go on; return how many they are."""
     with scheduler.batch():
         running = list(jobs)

@@ -13,7 +13,7 @@ from .._actors.state import CANCELLED, RUNNING
 from .._config.check import seconds
 from .._flow.loop import Scheduler
 from .._waiting.current import jobs_here
-from .control import give_up, jobs_in, wait_until
+from .control import abandon_all, jobs_in, wait_until
 
 
 @final
@@ -62,7 +62,7 @@ async def drain(
             await wait_until(scheduler, None, idle=True)
         if in_time.cancelled_caught:
             left = dict.fromkeys(_running(scheduler))
-            abandoned = give_up(scheduler, left)
+            abandoned = abandon_all(scheduler, left)
         cancelled += sum(job.state is CANCELLED for job in running if job not in left)
     return DrainReport(scheduler.ends.by_themselves - before, cancelled, abandoned)
 

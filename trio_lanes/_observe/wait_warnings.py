@@ -61,7 +61,7 @@ class WaitWarnings:
         options = job._options
         self._told.discard(job)
         if options.warn_after is not None:
-            job._lane.exempt_one()
+            job._lane.count_own_warn_after()
         if options.is_watched:
             self._at(_due(job), partial(self._too_long, job), job)
         elif self._hooks.job_waiting_long:
@@ -77,7 +77,7 @@ class WaitWarnings:
         late. A wait that was told is told again only if that is due later.
         """
         if job._options.warn_after is not None:
-            job._lane.exempt_one()
+            job._lane.count_own_warn_after()
         due, now = _due(job), trio.current_time()
         if due <= now and job in self._told:
             return

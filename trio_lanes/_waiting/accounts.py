@@ -1,8 +1,8 @@
 """Where the waits of jobs went: each second has one cause, the first of `blocked_by`.
 
 Time passes between batches only, so what counts is how things stand when a batch ends. So in a
-batch the joints only collect: the jobs that came to another place or wait no more (``moved``), and
-the actors and groups that were served. All but the first job of an actor wait for the same, and
+batch the joints only collect: the jobs that came to another place or wait no more (``left_line``),
+and the actors and groups that were served. All but the first job of an actor wait for the same, and
 note how its account stands when they come and go; the first has a cause of its own. Both change
 only with what the loop does in that actor; but in a lane that shares a limiter, or is in a group,
 also with what it does in others (``_changed``).
@@ -27,6 +27,8 @@ from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import WAITING
 from .._actors.wait_log import (
+    ACCOUNT,
+    OWN,
     SHARED,
     Account,
     GroupAccount,
@@ -48,7 +50,7 @@ class Accounts:
     """The accounts of the actors in which jobs wait, if there are to be any."""
 
     def __init__(self) -> None:
-        self.moved: Final[dict[AnyJob, None]] = {}
+        self.left_line: Final[dict[AnyJob, None]] = {}
         """Jobs that have come to another place in this batch, or wait no more."""
         self._served: Final[dict[Served, None]] = {}  # in this batch
         # Lanes that may hold their jobs for other causes since this batch
@@ -59,14 +61,14 @@ class Accounts:
         self._apart: Final[dict[Group, dict[LaneActor, None]]] = {}
 
         # Methods of dicts, which cost less than a function each
-        self.on_asked: Final = self.moved.setdefault
+        self.on_asked: Final = self.left_line.setdefault
         self.on_placed = self.on_started = self.on_settled = self.on_asked
         self.on_served: Final = self._served.setdefault
 
     def on_batch_end(self, now: float) -> None:
         """See to it that each job waits for what it waits for now."""
         waiting: list[AnyJob] = []
-        for job in self.moved:  # first the waits that are over, since accounts may change then
+        for job in self.left_line:  # first the waits that are over, since accounts may change then
             if job._state is WAITING:
                 waiting.append(job)
                 continue
@@ -74,7 +76,7 @@ class Accounts:
                 _close(job, job._log)
             if job._session_lane is not None:  # which may be full by now
                 self._served[job._session_lane] = None
-        self.moved.clear()
+        self.left_line.clear()
         for job in waiting:
             self._place(job, now)
         for served in self._served:  # and lanes last, to which groups and other lanes add
@@ -101,10 +103,10 @@ class Accounts:
         lane: LaneActor = job._lane
         session: SessionActor | None = job._session_lane
         if not job.id:
-            _hold(job, _NO_ACTOR, _ROOM, now)
+            _wait_alone(job, _NO_ACTOR, _ROOM, now)
             return
         if lane.delayed and job.id in lane.delayed:
-            _hold(job, _NO_ACTOR, _DELAY, now)
+            _wait_alone(job, _NO_ACTOR, _DELAY, now)
             return
         if session is not None and job._place not in session.forwarded:
             account = session.account
@@ -120,9 +122,9 @@ class Accounts:
         if log is None:
             job._log = (None, None, account, account.mark, SHARED, now)
         # A head that moved and is the head still goes on with the cause that it has.
-        elif account.head is not job or log[2] not in (account, account.follows):
+        elif account.head is not job or log[ACCOUNT] not in (account, account.follows):
             if in_lane:
-                job._log = (log, log[2].mark, account, account.mark, SHARED, now)
+                job._log = (log, log[ACCOUNT].mark, account, account.mark, SHARED, now)
             else:  # it may come here again and again, and its log would grow
                 job._log = (added_up(log, now), None, account, account.mark, SHARED, now)
 
@@ -136,9 +138,9 @@ class Accounts:
             lane.step()
         head = lane.line.best() if lane.line.items else None
         if lane.paused is not (account.mark[0] == "pause"):
-            account.turn("pause" if lane.paused else "order", now)
+            account.change_cause("pause" if lane.paused else "order", now)
         if head is not account.head:
-            _follow_others(account, now)
+            _share_cause(account, now)
             account.head = head
         if head is None or head._state is not WAITING:  # a job that is readmitted has no log
             self._follow(account, None)
@@ -154,7 +156,7 @@ class Accounts:
         own = _PAUSE if lane.paused else _SLOTS  # nothing else stops the head of a plain lane
         if not (lane.plain or lane.paused):
             own = _cause_of_head(lane, head, now)
-        _hold(head, account, own, now)
+        _wait_alone(head, account, own, now)
         self._follow(account, None)
 
     def _share(
@@ -168,7 +170,7 @@ class Accounts:
             shared = self._shared[group][key] = GroupAccount(now, group, key)
             _hold_heads(shared, now)
         log = head._log
-        if log is None or log[2] is not shared:
+        if log is None or log[ACCOUNT] is not shared:
             before = None if log is None else added_up(log, now)
             head._log = (before, None, shared, shared.mark, SHARED, now)
         self._follow(account, shared)
@@ -195,24 +197,24 @@ class Accounts:
         if cause == "order" and len(session.running) >= session.concurrency:
             cause = "session"
         if cause != account.mark[0]:
-            account.turn(cause, now)
+            account.change_cause(cause, now)
         if account.head is not None:
-            _follow_others(account, now)
+            _share_cause(account, now)
         if cause == "order" and session.rates.units and not session.forwarded:
             session.step()
             head = session.backlog.best() if session.backlog.items else None
             # It could be forwarded, but for the rate, unless a readmitted job is charged before it.
             if head is not None and not session.readmitted_before(head):
                 account.head = head
-                _hold(head, account, _RATE, now)
+                _wait_alone(head, account, _RATE, now)
 
 
 def _close(job: AnyJob, log: Log) -> None:
     """The wait of ``job`` is over."""
-    if log[2] is not None and log[4] is SHARED:  # else nothing is to be noted
+    if log[ACCOUNT] is not None and log[OWN] is SHARED:  # else nothing is to be noted
         end = job.finished_at if job.started_at is None else job.started_at
         assert end is not None
-        job._log = (log, log[2].mark, None, None, SHARED, end)
+        job._log = (log, log[ACCOUNT].mark, None, None, SHARED, end)
 
 
 def _cause_of_head(lane: LaneActor, head: AnyJob, now: float) -> Own:
@@ -244,19 +246,19 @@ def _hold_heads(shared: GroupAccount, now: float) -> None:
         shared.hold("order", now)
 
 
-def _hold(job: AnyJob, account: Account, own: Own, now: float) -> None:
+def _wait_alone(job: AnyJob, account: Account, own: Own, now: float) -> None:
     """Let ``job`` wait from now on for a cause of its own."""
     log = job._log
     if log is None:
         job._log = (None, None, account, None, own, now)
-    elif log[4] is SHARED:
-        job._log = (log, log[2].mark, account, None, own, now)
+    elif log[OWN] is SHARED:
+        job._log = (log, log[ACCOUNT].mark, account, None, own, now)
     # Added up, as a head may change its cause again and again, and its log would grow.
-    elif log[4] != own or log[2] is not account:
+    elif log[OWN] != own or log[ACCOUNT] is not account:
         job._log = (added_up(log, now), None, account, None, own, now)
 
 
-def _follow_others(account: Account, now: float) -> None:
+def _share_cause(account: Account, now: float) -> None:
     """Let the head of ``account``, if it waits there yet, wait as the others do."""
     head, account.head = account.head, None
     log = None if head is None or head._state is not WAITING else head._log
@@ -264,5 +266,5 @@ def _follow_others(account: Account, now: float) -> None:
         return
     # A cause of its own is noted with this account, a shared one with that of the group. With any
     # other, it waits as the others do already, or elsewhere.
-    if log[2] is (account if log[4] is not SHARED else account.follows):
+    if log[ACCOUNT] is (account if log[OWN] is not SHARED else account.follows):
         head._log = (added_up(log, now), None, account, account.mark, SHARED, now)

@@ -132,7 +132,7 @@ def goals_of_accepted(job: AnyJob, waits: Iterable[Wait], *, any_requests: bool)
 def _may_pass_others(session: SessionActor) -> bool:
     """Whether a job that comes into the line of ``session`` may come before others."""
     others = session.waiting > 1 and (session.is_ranked or session.delayed)
-    return bool(others or session.entering or session.room_line or session.readmitting)
+    return bool(others or session.passed_requests or session.room_line or session.readmitting)
 
 
 def start_of(job: AnyJob) -> Goal:

@@ -194,7 +194,7 @@ class Search:
         if self._wants_slot(job):
             keys += self.slot_of(job._lane, job)
         if job._slot is QUEUED and job._session_lane is not None:
-            for one in job._session_lane.before_again(job):
+            for one in job._session_lane.ahead_of_readmitted(job):
                 taker = one if one._slot is QUEUED else None
                 keys.append((_all, tuple(self.slot_of(one._lane, taker))))
         return _all(tuple(keys))
@@ -362,7 +362,7 @@ def _is_sought(job: AnyJob, seeking: Collection[object]) -> bool:
     session, its slot, or its token of a group."""
     lane: LaneActor = job._lane
     session: SessionActor | None = job._session_lane
-    if seeking and session is not None and (session.waiting or session.entering):
+    if seeking and session is not None and (session.waiting or session.passed_requests):
         return True
     if job._slot not in (HELD, WANTED):
         return False
@@ -370,7 +370,7 @@ def _is_sought(job: AnyJob, seeking: Collection[object]) -> bool:
         return True  # jobs of other lanes may need it
     if lane.limiter.borrowed_tokens < lane.limiter.total_tokens:
         return False  # then no job of the lane lacks just a slot, also none that wants its back
-    return bool(lane.without_slot or (seeking and (lane.waiting or lane.entering)))
+    return bool(lane.without_slot or (seeking and (lane.waiting or lane.room_requests)))
 
 
 def _give(goal: _Goal, need: Need) -> None:

@@ -30,11 +30,11 @@ from .._actors.wait import RoomRequest
 class Room:
     """The lines of all requests for room."""
 
-    def __init__(self, lanes: Mapping[str, LaneActor], clocks: dict[Served, None]) -> None:
+    def __init__(self, lanes: Mapping[str, LaneActor], to_retime: dict[Served, None]) -> None:
         self._lanes: Final = lanes  # {name: global lane that is alive}
-        self._clocks: Final = clocks  # actors whose `wake_at` may have changed
+        self._to_retime: Final = to_retime  # actors whose `wake_at` may have changed
         self.length = 0  # requests in all lines together
-        self.unseen: Final[dict[Actor, None]] = {}  # lines that may move
+        self.lines_to_serve: Final[dict[Actor, None]] = {}  # lines that may move
         # {key: {job that would be coalesced by it: its request}}
         self.by_key: Final[dict[Hashable, dict[AnyJob, RoomRequest]]] = {}
         self._orders: Final = count()
@@ -46,9 +46,9 @@ class Room:
             self.by_key.setdefault(coalesce.key, {})[request.job] = request
         lane: LaneActor = request.job._lane
         session: SessionActor | None = request.session
-        lane.count_entering(1)
-        self._stand(request, session if session is not None and _full(session) else lane)
-        self._look_out(lane, now)  # no act has touched the lane
+        lane.count_room_requests(1)
+        self._enqueue(request, session if session is not None and _full(session) else lane)
+        self._wake_for_first(lane, now)  # no act has touched the lane
 
     def leave(self, request: RoomRequest) -> None:
         """Take ``request`` out of its line."""
@@ -57,55 +57,58 @@ class Room:
             del self.by_key[coalesce.key][request.job]
             if not self.by_key[coalesce.key]:
                 del self.by_key[coalesce.key]
-        request.job._lane.count_entering(-1)
-        self._step_out(request)
+        request.job._lane.count_room_requests(-1)
+        self._dequeue(request)
 
     def next_entry(self, now: float) -> RoomRequest | None:
         """Take out the request that is admitted now. The loop asks until the answer is None."""
-        while self.unseen:
-            actor = next(iter(self.unseen))
+        while self.lines_to_serve:
+            actor = next(iter(self.lines_to_serve))
             if isinstance(actor, LaneActor):
                 request = _first_to_enter(actor, now)
                 if request is not None:  # the lane stays unseen: the next may enter as well
                     self.leave(request)
                     return request
-                self._look_out(actor, now)
+                self._wake_for_first(actor, now)
             elif actor.room_line and isinstance(actor, SessionActor) and not _no_room_in(actor):
                 request = next(iter(actor.room_line.values()))
                 lane: LaneActor = request.job._lane
-                self._step_out(request)
-                self._stand(request, lane)
-                self.unseen[lane] = None  # the request may be the first there
+                self._dequeue(request)
+                self._enqueue(request, lane)
+                self.lines_to_serve[lane] = None  # the request may be the first there
                 continue
-            del self.unseen[actor]
+            del self.lines_to_serve[actor]
         return None
 
     def look_at(self, served: Served) -> None:
         """Note the lines that may move because ``served`` was served."""
         if isinstance(served, Group):
-            self.unseen.update((lane, None) for lane in self._lanes.values() if lane.room_line)
+            self.lines_to_serve.update(
+                (lane, None) for lane in self._lanes.values() if lane.room_line
+            )
             return
         assert isinstance(served, Actor)
         if served.room_line:
-            self.unseen[served] = None
-        if isinstance(served, SessionActor) and served.entering:  # they may have requests of it
+            self.lines_to_serve[served] = None
+        # they may have requests of it
+        if isinstance(served, SessionActor) and served.passed_requests:
             for lane in self._lanes.values():
                 if lane.room_line:
-                    self.unseen[lane] = None
+                    self.lines_to_serve[lane] = None
                     lane.look_at_requests_of(served)
 
-    def _stand(self, request: RoomRequest, actor: Actor) -> None:
+    def _enqueue(self, request: RoomRequest, actor: Actor) -> None:
         request.actor, request.order = actor, next(self._orders)
         actor.take_room_request(request)
         if request.session is not None and request.session is not actor:
-            request.session.count_entering(1)
+            request.session.count_passed_requests(1)
 
-    def _step_out(self, request: RoomRequest) -> None:
+    def _dequeue(self, request: RoomRequest) -> None:
         request.actor.drop_room_request(request)
         if request.session is not None and request.session is not request.actor:
-            request.session.count_entering(-1)
+            request.session.count_passed_requests(-1)
 
-    def _look_out(self, lane: LaneActor, now: float) -> None:
+    def _wake_for_first(self, lane: LaneActor, now: float) -> None:
         """Wake the lane when its first request may enter, if only the time stops it."""
         if not lane.has_free_slot:
             return
@@ -114,14 +117,14 @@ class Room:
             session: SessionActor | None = request.session
             if _lets_start(job, session, now):
                 lane.wake_for(job, now)
-                self._clocks[lane] = None
+                self._to_retime[lane] = None
                 return
             # This one's session stops it, and the session of the next may not.
             assert session is not None
             when = session.rates.ready_at(job._costs, now)
             if when > now:
                 session.wake_by(session.rates.look_at(when, now))
-                self._clocks[session] = None
+                self._to_retime[session] = None
 
 
 def first_without_room(
@@ -153,7 +156,7 @@ def _full(session: SessionActor) -> bool:
 def _no_room_in(session: SessionActor) -> bool:
     """Whether no request may pass the session's line: requests that have passed it hold room."""
     # One may pass where no job may wait: it can start at once, and only the lane knows when.
-    return session.waiting + session.entering >= max(session.config.max_waiting, 1)
+    return session.waiting + session.passed_requests >= max(session.config.max_waiting, 1)
 
 
 def _first_to_enter(lane: LaneActor, now: float) -> RoomRequest | None:

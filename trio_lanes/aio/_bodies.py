@@ -54,8 +54,8 @@ class AsyncioBodies:
         self._kind: Final = kind
         self.kin: Final = kin_here()
         self._end: Final = Gate()  # open when the lanes are shut, and no body runs
-        self._granted_to_workers: Final = scheduler.grant
-        scheduler.grant = self._granted
+        self._granted_to_workers: Final = scheduler.run_body
+        scheduler.run_body = self._granted
         scheduler.closing.over = self._open_at_end
         scheduler.spawn(self._keep)
 
@@ -118,7 +118,7 @@ class AsyncioBodies:
             scheduler.raised(job, JobCancelledError("its task was cancelled"))
         elif body.with_lanes:
             cancelled = JobCancelledError(LANES_CANCELLED)
-            scheduler.judge(job, Verdict(CANCELLED, cancelled), cancelled)
+            scheduler.settle_after_error(job, Verdict(CANCELLED, cancelled), cancelled)
         else:
             leaves = scheduler.interrupted(job)
         if leaves is not None:

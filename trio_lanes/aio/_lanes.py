@@ -50,7 +50,7 @@ async def _enter(lanes: Submitter, job: AnyJob, *, runs: bool) -> AnyJob:
 
     def give_up() -> None:
         with scheduler.act_in_abort():  # see `Gate`
-            scheduler.give_up_room(request)
+            scheduler.drop_request(request)
         decided.set_result(None)
 
     accepted = lanes._enters_at_once(job)
@@ -78,7 +78,7 @@ async def _run_for_caller(scheduler: Scheduler, job: AnyJob) -> None:
             ended.set_result(True if body_finished(job) else None)
 
     def cancelled() -> None:
-        if not job.done and job._options.give_up():
+        if not job.done and job._options.caller_left():
             ended.set_result(None)
         else:
             with scheduler.act_in_abort():  # see `Gate`

@@ -15,9 +15,9 @@ from ._contract.errors import StoreUnavailableError as StoreUnavailableError
 from ._contract.errors import StoreVersionError as StoreVersionError
 from ._contract.protocol import EVENT_BYTES as EVENT_BYTES
 from ._contract.protocol import EVENTS_KEPT as EVENTS_KEPT
-from ._contract.protocol import LISTED as LISTED
+from ._contract.protocol import JOBS_LISTED as JOBS_LISTED
 from ._contract.protocol import MESSAGES_KEPT as MESSAGES_KEPT
-from ._contract.protocol import PAGE as PAGE
+from ._contract.protocol import NAMES_LISTED as NAMES_LISTED
 from ._contract.protocol import REMEMBERED_FOR as REMEMBERED_FOR
 from ._contract.protocol import REQUESTS_LISTED as REQUESTS_LISTED
 from ._contract.protocol import STEP_BYTES as STEP_BYTES

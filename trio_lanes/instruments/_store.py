@@ -28,7 +28,7 @@ from ..durable import (
     StoreError,
 )
 from ..durable._lanes.causes import lives
-from ..durable.store import LISTED
+from ..durable.store import NAMES_LISTED
 from ._figures import Figure
 
 _logger: Final = logging.getLogger("trio_lanes")
@@ -192,7 +192,7 @@ def _kept(found: _Read, before: _Read) -> _Read:
 
 async def _of_lanes(lanes: DurableLanes) -> _Read:
     now, limits = await lanes.statistics(), await lanes.limits()
-    most = sorted(now.lanes, key=lambda name: -now.lanes[name].waiting)[:LISTED]
+    most = sorted(now.lanes, key=lambda name: -now.lanes[name].waiting)[:NAMES_LISTED]
     waits = await _waits(lanes, [name for name in most if now.lanes[name].waiting])
     zeros: dict[tuple[str, ...], float] = {(name,): 0.0 for name in limits}
     found = {figure: defaultdict(float, zeros) for figure in (STORE_OLDEST_WAIT, *_FIELDS)}

@@ -42,7 +42,7 @@ from trio_lanes.durable import (
 from trio_lanes.durable.acts.inspection import AllStatistics, JobsOf, StatusOf
 from trio_lanes.durable.acts.orders import Cancel, Clear, Configure, Purge, Requeue
 from trio_lanes.durable.acts.schedules import PutSchedule, SchedulesOf
-from trio_lanes.durable.store import LISTED, PAGE
+from trio_lanes.durable.store import JOBS_LISTED, NAMES_LISTED
 
 from .bench import ERROR, ONCE, STOP, Bench, ends, needs, new_job, this_run
 
@@ -485,7 +485,7 @@ class ControlStories(Bench):
             assert (await lanes.check()).problems == ()
 
     async def test_very_many_dead_jobs_are_requeued_once_each_and_listed_in_pages(self) -> None:
-        many = PAGE + 1
+        many = JOBS_LISTED + 1
         async with self.playing() as store:
             await store.do(Configure({"main": many}, None, {}))
             ids = await store.enqueue([new_job() for _ in range(many)])
@@ -493,8 +493,10 @@ class ControlStories(Bench):
             await store.step(ends(Died(ERROR), *claims), 0)
             of = Selection(error="ValueError")
             page = await store.look(JobsOf(of, 0, many))
-            assert [status.id for status in page] == ids[:PAGE]
-            assert [one.id for one in await store.look(JobsOf(of, ids[-2], PAGE))] == ids[-1:]
+            assert [status.id for status in page] == ids[:JOBS_LISTED]
+            assert [one.id for one in await store.look(JobsOf(of, ids[-2], JOBS_LISTED))] == ids[
+                -1:
+            ]
             assert await store.twice(Requeue(of)) == many
             assert (await store.look(AllStatistics())).waiting == many
             claims = await store.claim(many)
@@ -505,7 +507,7 @@ class ControlStories(Bench):
 
     async def test_clear_takes_every_one_of_very_many_delayed_jobs(self) -> None:
         async with self.playing() as store:
-            many = PAGE + 1  # their ids follow one another
+            many = JOBS_LISTED + 1  # their ids follow one another
             await store.enqueue([new_job(delay=50.0) for _ in range(many)])
             assert await store.do(Clear("main", None, STOP)) == many
             assert (await store.look(AllStatistics())).parked == 0
@@ -607,7 +609,7 @@ class ControlStories(Bench):
     async def test_statistics_name_the_paused_sessions(self) -> None:
         async with self.instance() as lanes, self.instance(worker=False) as asking:
             assert (await asking.statistics()).paused == {}
-            for n in range(LISTED):
+            for n in range(NAMES_LISTED):
                 await lanes.pause(f"session:{n:03}")
             await lanes.pause_for("session:0", 60)
             await lanes.pause("session:9")  # one more than are listed
@@ -616,7 +618,7 @@ class ControlStories(Bench):
             when = paused.pop("0")
             assert when is not None
             assert 59 < when - instance.since < 100
-            assert paused == {f"{n:03}": None for n in range(LISTED - 1)}
+            assert paused == {f"{n:03}": None for n in range(NAMES_LISTED - 1)}
 
     async def test_the_limits_of_a_lane_can_be_changed_without_a_change_of_its_pause(self) -> None:
         rate = RateLimit(9, unit="tokens")

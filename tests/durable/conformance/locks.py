@@ -16,7 +16,7 @@ from trio_lanes.durable.acts.inspection import AllStatistics
 from trio_lanes.durable.acts.locks import Acquire, LevelsOf, Release, ResetQuota, Settle, Spend
 from trio_lanes.durable.acts.logs import DropLog, LogPage, WriteLog
 from trio_lanes.durable.acts.runs import Compare
-from trio_lanes.durable.store import LISTED, REQUESTS_LISTED, STEP_BYTES
+from trio_lanes.durable.store import NAMES_LISTED, REQUESTS_LISTED, STEP_BYTES
 
 from .bench import Bench, needs, ticket
 
@@ -409,19 +409,19 @@ class LockStories(Bench):
 
     async def test_the_most_wanted_locks_and_quotas_and_the_first_waits_are_listed(self) -> None:
         async with self.playing() as store:
-            for n in range(LISTED + 1):
+            for n in range(NAMES_LISTED + 1):
                 await store.do(Acquire(f"{n:03}", False, n + 1))
                 await store.do(Spend(f"{n:03}", [SLIDING], {"requests": 1}))
             for n in range(REQUESTS_LISTED + 1):
-                await store.do(Acquire(f"{LISTED:03}", False, 1000 + n))
+                await store.do(Acquire(f"{NAMES_LISTED:03}", False, 1000 + n))
             now = await store.look(AllStatistics())
-            assert len(now.locks) == LISTED
-            assert [lock.key for lock in now.locks[:3]] == [f"{LISTED:03}", "000", "001"]
+            assert len(now.locks) == NAMES_LISTED
+            assert [lock.key for lock in now.locks[:3]] == [f"{NAMES_LISTED:03}", "000", "001"]
             wanted = now.locks[0]
             assert (wanted.holding, wanted.waiting) == (1, REQUESTS_LISTED + 1)
-            assert [one.job for one in wanted.holders] == [LISTED + 1]
+            assert [one.job for one in wanted.holders] == [NAMES_LISTED + 1]
             assert [one.job for one in wanted.waiters] == [*range(1000, 1000 + REQUESTS_LISTED)]
-            assert [quota.name for quota in now.quotas] == [f"{n:03}" for n in range(LISTED)]
+            assert [quota.name for quota in now.quotas] == [f"{n:03}" for n in range(NAMES_LISTED)]
 
     async def test_the_level_of_a_quota_is_seen_and_can_be_reset(self) -> None:
         async with (

@@ -13,7 +13,7 @@ from trio_lanes import RateLimit
 from trio_lanes.durable import BudgetSpentError, Quota, QuotaLevel
 from trio_lanes.durable.acts.inspection import AllStatistics
 from trio_lanes.durable.acts.locks import Grant, LevelsOf, Release, ResetQuota, Settle, Spend
-from trio_lanes.durable.store import LISTED
+from trio_lanes.durable.store import NAMES_LISTED
 
 from .bench import Played, needs
 from .locks import LockStories
@@ -97,12 +97,12 @@ class QuotaStories(LockStories):
 
     async def test_a_quota_is_asked_for_by_its_name_however_many_there_are(self) -> None:
         async with self.playing() as store, self.instance(worker=False) as asking:
-            for n in range(LISTED + 2):
+            for n in range(NAMES_LISTED + 2):
                 await store.do(Spend(f"t:{n:03}", [FIVE], {"tokens": 1}, None, "t:*"))
-            assert [one.name for one in await self._quotas(store)][-1] == f"t:{LISTED - 1:03}"
+            assert [one.name for one in await self._quotas(store)][-1] == f"t:{NAMES_LISTED - 1:03}"
             for name in ("t:*", "unknown"):
                 assert (await asking.statistics(quota=name)).quotas == ()
-            (quota,) = (await asking.statistics(quota=f"t:{LISTED + 1:03}")).quotas
+            (quota,) = (await asking.statistics(quota=f"t:{NAMES_LISTED + 1:03}")).quotas
             assert [level.left for level in quota.levels] == [4]
             with self.raises(ValueError):
                 await asking.statistics(quota="")

@@ -15,7 +15,7 @@ from trio_lanes.durable.acts.schedules import (
     PutSchedule,
     SchedulesOf,
 )
-from trio_lanes.durable.store import LISTED, SubmittedJob
+from trio_lanes.durable.store import NAMES_LISTED, SubmittedJob
 
 from .bench import STOP, Bench, Played, new_job
 
@@ -193,7 +193,7 @@ class ScheduleStories(Bench):
 
     async def test_all_schedules_are_listed_by_name(self) -> None:
         async with self.instance(worker=False) as lanes, self.playing() as store:
-            names = [f"{n:03}" for n in range(LISTED, -1, -1)]
+            names = [f"{n:03}" for n in range(NAMES_LISTED, -1, -1)]
             for name in names:
                 await put(store, 9e9, name)
             assert [one.name for one in await lanes.schedules()] == sorted(names)

@@ -29,7 +29,7 @@ from trio_lanes.durable import (
 from trio_lanes.durable.acts.inspection import StatusOf
 from trio_lanes.durable.acts.orders import Cancel
 from trio_lanes.durable.acts.runs import Checkpoint, EmitEvent, Send, Take
-from trio_lanes.durable.store import EVENT_BYTES, EVENTS_KEPT, LISTED, STEP_BYTES
+from trio_lanes.durable.store import EVENT_BYTES, EVENTS_KEPT, NAMES_LISTED, STEP_BYTES
 
 from .bench import LEASE, Bench, new_job, this_run
 
@@ -183,23 +183,24 @@ class TalkStories(Bench):
                 assert await texts_of(id) == JobTexts(f"[{n}]", None, None, (), ())
             claims = await store.claim(2)
             for claim in claims:
-                for n in range(LISTED + 5):
+                for n in range(NAMES_LISTED + 5):
                     await store.do(EmitEvent(claim.id, claim.fence, str(n)))
                     await store.do(Send(None, claim.id, f'"{n}"', None))
                 for n in range(2):
-                    assert await store.receive(claim.id, claim.fence, LISTED + n) is not None
+                    assert await store.receive(claim.id, claim.fence, NAMES_LISTED + n) is not None
                 await store.do(Checkpoint(claim.id, claim.fence, '"half"'))
             texts, error = await texts_of(ids[0]), '{"type": "E", "message": "no", "traceback": ""}'
             assert (texts.payload, texts.checkpoint, texts.outcome) == ("[1]", '"half"', None)
-            assert texts.events == tuple((n + 1, str(n)) for n in range(5, LISTED + 5))
+            assert texts.events == tuple((n + 1, str(n)) for n in range(5, NAMES_LISTED + 5))
             assert texts.messages == tuple(
-                (n + 1, n in (LISTED, LISTED + 1), f'"{n}"') for n in range(5, LISTED + 5)
+                (n + 1, n in (NAMES_LISTED, NAMES_LISTED + 1), f'"{n}"')
+                for n in range(5, NAMES_LISTED + 5)
             )
             well, failed = claims
             await store.end(well, Succeeded('"well"'))
             await store.end(failed, Failed(error))
             assert await store.do(Cancel(ids[2], '{"reason": "late"}'))
-            taken = tuple((n + 1, True, f'"{n}"') for n in (LISTED, LISTED + 1))
+            taken = tuple((n + 1, True, f'"{n}"') for n in (NAMES_LISTED, NAMES_LISTED + 1))
             events = texts.events
             assert await texts_of(ids[0]) == JobTexts(None, None, '"well"', events, taken)
             assert await texts_of(ids[1]) == JobTexts("[2]", '"half"', error, events, taken)

@@ -61,7 +61,7 @@ from trio_lanes.durable.acts.schedules import (
     PutSchedule,
     SchedulesOf,
 )
-from trio_lanes.durable.store import PAGE, REMEMBERED_FOR, Act
+from trio_lanes.durable.store import JOBS_LISTED, REMEMBERED_FOR, Act
 
 from .bench import ERROR, STOP, MakeClock, MakeStore, Played
 
@@ -316,7 +316,7 @@ class _TwinLife:
 
     async def _seen(self, twin: _Twin) -> dict[str, object]:
         look = twin.played.look
-        found = await look(inspection.JobsOf(Selection(), 0, PAGE))
+        found = await look(inspection.JobsOf(Selection(), 0, JOBS_LISTED))
         sums = await look(inspection.AllStatistics())
         return {
             "jobs": [twin.status(status) for status in found],
@@ -688,7 +688,7 @@ class _TwinLife:
         of = Selection(states=states, lane=lane, session=session, **self._which())
         some = [job for job in range(len(self.twins[0].ids)) if chance.random() < 0.1]
         first, last, after = (chance.choice([None, *some]) for _ in range(3))
-        limit = chance.choice((1, 3, PAGE))
+        limit = chance.choice((1, 3, JOBS_LISTED))
 
         async def listed(twin: _Twin) -> object:
             since, until = await twin.time_of(first), await twin.time_of(last)

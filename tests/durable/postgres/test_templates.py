@@ -59,7 +59,7 @@ async def test_of_very_many_ready_lists_only_the_first_jobs_are_read_at_once(
     async def note(payload: list[int]) -> None:
         ran.append(payload)
 
-    monkeypatch.setattr("trio_lanes.durable._postgres.read_ahead.IMAGE", 20)
+    monkeypatch.setattr("trio_lanes.durable._postgres.read_ahead.IMAGE_ROWS", 20)
     store = PostgresStore(server.dsn(), namespace=namespace)
     async with open_durable_lanes(store, {"note": note}, {"tenant:*": 1}, capacity=4) as lanes:
         await lanes.pause("tenant:*")

@@ -25,7 +25,7 @@ from trio_lanes.durable.acts.locks import Settle, Spend
 from trio_lanes.durable.acts.logs import LogPage, WriteLog
 from trio_lanes.durable.acts.orders import Clear, Configure, Pause
 from trio_lanes.durable.acts.runs import Checkpoint, LendSlot, RegainSlot, Send
-from trio_lanes.durable.store import MESSAGES_KEPT, PAGE
+from trio_lanes.durable.store import JOBS_LISTED, MESSAGES_KEPT
 
 from .clock import EPOCH, KEY
 from .place import Place
@@ -126,7 +126,7 @@ def test_very_many_jobs_with_a_run_at_follow_the_clock_in_portions(stage: Stage)
             stage.clock.set_clock(ahead)
             for _ in range(3):  # two portions, and a look for more
                 assert await store.beat()
-            found = await store.look(JobsOf(Selection(), 0, PAGE))
+            found = await store.look(JobsOf(Selection(), 0, JOBS_LISTED))
             assert [round(job.until or 0) - EPOCH for job in found] == [until] * 600
 
     stage.run(test)
@@ -314,10 +314,12 @@ def test_a_job_has_a_bounded_number_of_messages(stage: Stage) -> None:
 
 def test_a_log_is_read_in_pages(stage: Stage) -> None:
     async def test(store: Played) -> None:
-        for n in range(PAGE + 1):
+        for n in range(JOBS_LISTED + 1):
             assert await store.do(WriteLog("l", str(n)), ticket()) == n + 1
-        assert len(await store.look(LogPage("l", 0))) == PAGE
-        assert [record[2] for record in await store.look(LogPage("l", PAGE))] == [str(PAGE)]
+        assert len(await store.look(LogPage("l", 0))) == JOBS_LISTED
+        assert [record[2] for record in await store.look(LogPage("l", JOBS_LISTED))] == [
+            str(JOBS_LISTED)
+        ]
 
     stage.run(test)
 

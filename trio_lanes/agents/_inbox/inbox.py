@@ -3,7 +3,7 @@
 States. A message waits in the queue, then is in a turn, then has settled; or it settles in the
 queue. A turn is active from the moment when it takes its messages until its handler has ended or a
 reset has settled its job. All state changes are synchronous and in this module: in `post`,
-`Turn.take`, the first half of `abort`, the beginning and the end of a turn, and in `_update`, which
+`Turn.take`, the first half of `abort`, the beginning and the end of a turn, and in `_sync`, which
 reads the jobs of the inbox after one of them has settled.
 
 Jobs. The inbox has no task of its own; it uses the job of a `Successor`. When the body of that job
@@ -147,25 +147,25 @@ class Inbox:
     @property
     def turn(self) -> Turn | None:
         """The active turn, or None."""
-        self._update()
+        self._sync()
         return self._turn
 
     @property
     def waiting(self) -> list[Receipt]:
         """The receipts of the waiting messages, in order."""
-        self._update()
+        self._sync()
         return [entry.item for entry in self._queue]
 
     @property
     def is_busy(self) -> bool:
         """Whether a turn is active or a message waits."""
-        self._update()
+        self._sync()
         return self._turn is not None or len(self._queue) > 0
 
     @property
     def is_held(self) -> bool:
         """Whether the waiting messages are held after a failure, until `release`."""
-        self._update()
+        self._sync()
         return self._is_held
 
     def statistics(self) -> InboxStatistics:
@@ -175,7 +175,7 @@ class Inbox:
     @property
     def _counts(self) -> tuple[int, int]:
         """The number of messages that wait, and of those in the turn."""
-        self._update()
+        self._sync()
         return len(self._queue), 0 if self._turn is None else len(self._turn._receipts)
 
     # ---- posting
@@ -259,7 +259,7 @@ class Inbox:
             self._make_room()
         if entry.goes_first and self._turn is not None:
             self._turn.abort("interrupted", rollback=mode is WhenBusy.ROLLBACK)
-        self._arrange()
+        self._adjust_successor()
         self._hear()
 
     def _make_room(self) -> None:
@@ -273,12 +273,12 @@ class Inbox:
     # ---- one message that waits
 
     def _position(self, receipt: Receipt) -> int | None:
-        self._update()
+        self._sync()
         entry = self._queue.find(receipt)
         return None if entry is None else self._queue.position(entry)
 
     def _edit(self, receipt: Receipt, message: Any) -> bool:
-        self._update()
+        self._sync()
         if receipt._turn is not None or receipt._outcome is not None:
             return False
         receipt.message = message
@@ -286,13 +286,13 @@ class Inbox:
 
     @enable_ki_protection
     def _withdraw(self, receipt: Receipt, reason: str | None) -> bool:
-        self._update()
+        self._sync()
         entry = self._queue.find(receipt)
         if entry is None:
             return False
         self._queue.take(entry)
         self._settle(receipt, Settled(SettledKind.CANCELLED, error=JobCancelledError(reason)))
-        self._arrange()
+        self._adjust_successor()
         self._hear()
         self._tell_if_idle()
         return True
@@ -307,11 +307,11 @@ class Inbox:
           LaneFullError, LanesClosedError: if the lanes refuse the job that would handle the
             messages; they stay held.
         """
-        self._update()
+        self._sync()
         if self._is_held:
             self._is_held = False
             try:
-                self._secure()
+                self._ensure_successor()
             except LaneError:
                 self._is_held = True
                 raise
@@ -343,16 +343,16 @@ class Inbox:
 
     @enable_ki_protection
     def _cancel(self, reason: str | None) -> Turn | None:
-        self._update()
+        self._sync()
         self._cancel_queue(JobCancelledError(reason))
-        self._arrange()
+        self._adjust_successor()
         if self._turn is not None:
             self._turn.abort(reason)
         return self._turn
 
     # ---- the successor
 
-    def _secure(self) -> None:
+    def _ensure_successor(self) -> None:
         """Have a successor start when the head is due. Raises the errors of `Successor.secure`."""
         self._successor.secure(self._due, self._next_context)
 
@@ -360,16 +360,16 @@ class Inbox:
     def _due(self) -> float:
         return FAR_FUTURE if self._is_held else self._queue.due
 
-    def _arrange(self) -> None:
+    def _adjust_successor(self) -> None:
         """Submit or withdraw the successor, as the queue needs it now."""
         if not self._queue:
             self._is_held = False
             self._successor.withdraw()
             return
         try:
-            self._secure()
+            self._ensure_successor()
         except LaneError:
-            pass  # a turn is active; `_must_continue` tries again at its end
+            pass  # a turn is active; `_has_next` tells again at its end
 
     @property
     def _next_context(self) -> Context:
@@ -387,10 +387,10 @@ class Inbox:
     def _hear(self) -> None:
         """Update the inbox if a hook has settled the successor as it was submitted."""
         if self._successor.is_unheard:
-            self._update()
+            self._sync()
 
     @enable_ki_protection
-    def _update(self, settled: Job[None] | None = None) -> None:
+    def _sync(self, settled: Job[None] | None = None) -> None:
         """Bring the inbox up to date with jobs that have settled outside of it.
 
         Called once for each job when it has ``settled``, and before each query from outside, since
@@ -403,13 +403,13 @@ class Inbox:
             error = turn.job.exception
             self._settle_turn(turn, Settled(SettledKind.CANCELLED, error=error, turn=turn))
             if job is None:
-                self._continue(error)
+                self._start_next(error)
             self._tell_if_idle()
         if job is not None and job.done:
             self._successor.job = None
             error = job.exception
             if isinstance(error, LaneResetError):  # it was started, but its body had not begun
-                self._continue(error)
+                self._start_next(error)
             else:
                 self._cancel_queue(error)
 
@@ -424,7 +424,7 @@ class Inbox:
         ):
             self._when_idle(self)
 
-    def _continue(self, error: BaseException | None) -> None:
+    def _start_next(self, error: BaseException | None) -> None:
         """Have a successor run the waiting messages; if none fits, cancel them because of it.
 
         Args:
@@ -432,7 +432,7 @@ class Inbox:
         """
         if self._queue:
             try:
-                self._secure()
+                self._ensure_successor()
             except LaneError as refusal:
                 refusal.__cause__ = error
                 self._cancel_queue(refusal)
@@ -458,7 +458,7 @@ class Inbox:
             return
         while True:
             failure = await self._run(self._begin(job))
-            if not self._must_continue(job):
+            if not self._has_next(job):
                 break
             if failure is not None:
                 _log.error(
@@ -477,7 +477,7 @@ class Inbox:
         if self._due <= max(due, trio.current_time()):
             return True
         try:
-            self._secure()
+            self._ensure_successor()
         except LaneError as refusal:
             if not self._is_held:
                 return True  # no later job would handle the head
@@ -494,7 +494,7 @@ class Inbox:
         self._turn = turn = Turn(self, job, messages, receipts, unit[0].group)
         for receipt in receipts:
             receipt._turn = turn
-        self._arrange()
+        self._adjust_successor()
         return turn
 
     async def _run(self, turn: Turn) -> Exception | None:
@@ -516,19 +516,19 @@ class Inbox:
             if own is raised and isinstance(raised, Exception):
                 return raised
             self._hear()
-            self._continue(None)
+            self._start_next(None)
             raise
 
-    def _must_continue(self, job: Job[Any]) -> bool:
+    def _has_next(self, job: Job[Any]) -> bool:
         """Whether ``job``, whose turn has ended, has to run the next turn too."""
         self._hear()
         if self._turn is not None or not self._queue:
             return False
         if job.cancel_called:  # a cancelled job can run no further turn
-            self._continue(job.exception)
+            self._start_next(job.exception)
             return False
         try:
-            self._secure()
+            self._ensure_successor()
         except LaneError as refusal:
             if isinstance(refusal, LaneFullError) and not self._is_held:
                 return True
@@ -537,11 +537,11 @@ class Inbox:
 
     @enable_ki_protection
     def _take(self, turn: Turn) -> list[Any]:
-        self._update()
+        self._sync()
         receipts = [entry.item for entry in self._queue.take_steers(turn.group)]
         for receipt in receipts:
             self._settle(receipt, Settled(SettledKind.STEERED, turn=turn))
-        self._arrange()
+        self._adjust_successor()
         return [receipt.message for receipt in receipts]
 
     def _end(self, turn: Turn, settled: Settled) -> None:
@@ -550,7 +550,7 @@ class Inbox:
             self._settle_turn(turn, settled)
             if self._hold_on_failure and settled.kind is SettledKind.FAILED and self._queue:
                 self._is_held = True
-                self._arrange()
+                self._adjust_successor()
             self._tell_if_idle()
 
     def _settle_turn(self, turn: Turn, settled: Settled) -> None:

@@ -39,7 +39,7 @@ class InboxOfSuccessor(Protocol):
     @property
     def _turn_name(self) -> str: ...
     async def _serve(self, due: float) -> None: ...
-    def _update(self, settled: Job[None], /) -> None: ...
+    def _sync(self, settled: Job[None], /) -> None: ...
 
 
 @final
@@ -105,7 +105,7 @@ class Successor:
         if job.done:  # a hook has settled it
             self.is_unheard = True
         else:
-            job.on_settled(inbox._update)
+            job.on_settled(inbox._sync)
         return job
 
 

@@ -59,9 +59,9 @@ MESSAGES_KEPT: Final = 1_000
 """How many messages a job can have."""
 EVENT_BYTES: Final = 64 * 1024
 """The most bytes of JSON text of an event or a message."""
-PAGE: Final = 1_000
+JOBS_LISTED: Final = 1_000
 """The most jobs that one call lists."""
-LISTED: Final = 100
+NAMES_LISTED: Final = 100
 """The most locks, quotas and paused sessions in `AllStatistics`, events and messages of a job in
 `StatusOf`."""
 REQUESTS_LISTED: Final = 10

@@ -18,7 +18,7 @@ from ..._config.reasons import REMEDIES, STANDSTILL_AFTER, before_it, in_words
 from ..._config.roots import HOLDER, RELATIONS, ROOTS, Lead, Reason, Walk, root_of
 from ..._limits.rate import REQUESTS
 from .._contract.errors import ResultGoneError
-from .._contract.protocol import PAGE
+from .._contract.protocol import JOBS_LISTED
 from .._contract.records import DurableBlocker, DurableStatus, GroupLimit, InstanceInfo, LaneLimit
 from .._contract.state import RUNNING, WAITING
 
@@ -107,7 +107,9 @@ class _Reasons:
         seconds = None if one.until is None else max(0.0, one.until - self._now)
         if kind == "order" and not lane.startswith(SESSION_PREFIX):
             assert other is not None
-            turn = root_of(job, kind, lane, f'its turn in "{lane}"{before_it(one.before, PAGE)}')
+            turn = root_of(
+                job, kind, lane, f'its turn in "{lane}"{before_it(one.before, JOBS_LISTED)}'
+            )
             head = _StoredJob(other, one.before)
             return [Lead([head], "", lambda found: found or [turn])]
         if kind in RELATIONS and other is not None:
@@ -158,14 +160,14 @@ class _Reasons:
             waits = [one for one in found if one not in own]
             if waits and most == 1:
                 return waits
-            root += before_it(job.before, PAGE)
+            root += before_it(job.before, JOBS_LISTED)
             return [root_of(job, kind, lane, root, jobs=(holder,), advice=remedy), *waits]
 
         return Lead([_StoredJob(holder)], f'{HOLDER} "{lane}"', then)
 
     async def _hangs(self, lane: str) -> bool:
         """Return whether all runs of a lane began long ago; that of a job may be among them."""
-        runs = await self._lanes.jobs(lane, states=(RUNNING,), limit=PAGE)
+        runs = await self._lanes.jobs(lane, states=(RUNNING,), limit=JOBS_LISTED)
         return all(self._now - run.history[-1].started_at >= STANDSTILL_AFTER for run in runs)
 
     def _body(self, status: DurableStatus, info: InstanceInfo | None) -> Cause:
@@ -207,7 +209,7 @@ class _Reasons:
         each = ", ".join(f"{one.host} {one.pid} runs {one.running:,}" for one in live[:3])
         root = f"room of an instance: {each}{', ...' if len(live) > 3 else ''}"
         advice = "raise the capacity of the workers, or start another"
-        root += before_it(job.before, PAGE)
+        root += before_it(job.before, JOBS_LISTED)
         return [root_of(job, "capacity", status.lane, root, advice=advice)]
 
     async def _limit(self, name: str, *, of_group: bool = False) -> LaneLimit | GroupLimit | None:
@@ -220,13 +222,13 @@ class _Reasons:
         limit = await self._limit(name)
         rates = () if limit is None else limit.rates
         words = ", ".join(rate.in_words for rate in rates)
-        root = f'rate of "{name}": {words}{before_it(job.before, PAGE)}'
+        root = f'rate of "{name}": {words}{before_it(job.before, JOBS_LISTED)}'
         assert seconds is not None
         counted = [rate for rate in rates if rate.unit == REQUESTS and rate.algorithm != "calendar"]
         each = (rate.longest / float(rate.limit) for rate in counted)
         later = max(each, default=0.0) * job.before
         # what starts before it may cost more of another unit, and is not known if it is too much
-        known = job.before < PAGE and (len(counted) == len(rates) or not job.before)
+        known = job.before < JOBS_LISTED and (len(counted) == len(rates) or not job.before)
         return root_of(job, "rate", name, root, seconds=seconds + later if known else None)
 
     async def _quota(self, name: str, seconds: float | None, job: _StoredJob) -> Cause:

@@ -24,7 +24,7 @@ from ..._config.names import template_of
 from ..._config.problems import PROBLEM_AFTER, distinct, problem_of, standstill_of, unreachable
 from ..._config.reasons import in_words
 from .._contract.errors import ResultGoneError, StoreError
-from .._contract.protocol import LISTED, PAGE
+from .._contract.protocol import JOBS_LISTED, NAMES_LISTED
 from .._contract.records import (
     DurableLaneStatistics,
     DurableStatistics,
@@ -138,7 +138,7 @@ class _Look:
         limits, groups = await lanes.limits(), await lanes.groups()
         waiting = {name: lane for name, lane in now.lanes.items() if lane.waiting or lane.unhandled}
         for at, name in enumerate(sorted(waiting, key=lambda name: -waiting[name].waiting)):
-            if at == LISTED or trio.current_time() - began > _LONGEST_LOOK:
+            if at == NAMES_LISTED or trio.current_time() - began > _LONGEST_LOOK:
                 self.unseen += len(waiting) - at
                 break
             label = name if name in limits else template_of(name, limits)
@@ -161,7 +161,7 @@ class _Look:
         self, name: str, lane: DurableLaneStatistics, instances: Iterable[InstanceInfo]
     ) -> list[DurableStatus]:
         """Return the oldest job of a lane that waits, and the oldest without a handler."""
-        limit = PAGE if lane.unhandled else 1
+        limit = JOBS_LISTED if lane.unhandled else 1
         found = await self._lanes.jobs(name, states=[WAITING], limit=limit)
         if not lane.unhandled:
             return found
@@ -178,10 +178,10 @@ class _Look:
     ) -> Problem | None:
         """Return that nothing of a lane, whose slots are in use, has moved for too long."""
         lanes, time = self._lanes, oldest.seen_at
-        runs, after = [*await lanes.jobs(name, states=[RUNNING], limit=PAGE)], 0
-        while len(runs) - after == PAGE:
+        runs, after = [*await lanes.jobs(name, states=[RUNNING], limit=JOBS_LISTED)], 0
+        while len(runs) - after == JOBS_LISTED:
             after = len(runs)
-            runs += await lanes.jobs(name, states=[RUNNING], limit=PAGE, after=runs[-1].id)
+            runs += await lanes.jobs(name, states=[RUNNING], limit=JOBS_LISTED, after=runs[-1].id)
         signs = [run.history[-1].started_at for run in runs if run.history]
         if not runs:  # others have all slots of the group
             opened = min((one.since for one in instances if one.alive), default=time)
@@ -190,7 +190,7 @@ class _Look:
         if lanes.local is not None:
             local = lanes.local.lane(name)
             ends += local.statistics().finished
-            here = [job.progress_at for job in local.running(PAGE)]
+            here = [job.progress_at for job in local.running(JOBS_LISTED)]
             ahead = time - trio.current_time()
             signs += [at + ahead for at in here if at is not None]
         signs.append(self._memory.last_end(name, ends, time))

@@ -33,7 +33,7 @@ from ..._config.reasons import STANDSTILL_AFTER
 from .._contract.act import Act, new_ticket
 from .._contract.amounts import Costs
 from .._contract.errors import ResultGoneError, UnknownHandlerError
-from .._contract.protocol import PAGE, Store
+from .._contract.protocol import JOBS_LISTED, Store
 from .._contract.records import (
     CheckReport,
     DurableBlocker,
@@ -81,7 +81,7 @@ from .causes import root_causes
 from .ending import HasEnd
 from .failures import FailureGroups, failures
 from .health import Memory, health
-from .locks import HeldLock, Quota, Requests
+from .locks import HeldLock, LockRequests, Quota
 from .log import DurableLog
 from .schedules import listed, put, set_paused
 
@@ -120,7 +120,7 @@ class DurableLanes(HasEnd):
         self._handlers: Final = handlers
         self._grace: Final = grace
         self._jobs: Final[WeakValues[DurableJob]] = WeakValues()
-        self._requests: Requests | None = None
+        self._requests: LockRequests | None = None
         self._memory: Final = Memory()
         self._quotas: Mapping[str, Sequence[RateLimit]] = {}
         self._nursery: trio.Nursery  # from the opening on
@@ -238,7 +238,7 @@ class DurableLanes(HasEnd):
         if self._closing.is_set():
             self._refuse_from_outside()
         if self._worker is not None:
-            self._worker.look_for(batch)
+            self._worker.request_step_for(batch)
         return self._do(Enqueue(batch))
 
     def _checked(
@@ -631,7 +631,7 @@ class DurableLanes(HasEnd):
         """
         return DurableLog(checked_name("name", name), self._store, self._worker)
 
-    def _working(self) -> Requests:
+    def _working(self) -> LockRequests:
         if self._requests is None:
             raise RuntimeError(
                 "locks and quotas are kept by the lease of an instance, and one with worker=False "
@@ -788,7 +788,7 @@ class DurableLanes(HasEnd):
             limit = MAX_INTEGER
         found: list[DurableStatus] = []
         while True:
-            most = min(PAGE, limit - len(found))
+            most = min(JOBS_LISTED, limit - len(found))
             page = await self._store.look(inspection.JobsOf(of, after, most))
             found += page
             if len(page) < most or len(found) == limit:

@@ -76,7 +76,7 @@ class WatchesQuotas(Protocol):
 
 
 @final
-class Requests:
+class LockRequests:
     """The requests of one instance for locks and quotas."""
 
     def __init__(self, store: Store, worker: Worker, instruments: Iterable[object]) -> None:
@@ -263,7 +263,7 @@ class Quota:
         template: str | None,
         limits: Sequence[RateLimit],
         store: Store,
-        requests: Requests | None,
+        requests: LockRequests | None,
     ) -> None:
         self.name: Final = name
         self._template: Final = template

@@ -33,7 +33,7 @@ from .._runs.worker import Handler, Worker
 from .._wire.stand_in import stand_in
 from ..acts.inspection import AllGroups, AllLanes, AllRules
 from .lanes import DurableLanes
-from .locks import Requests
+from .locks import LockRequests
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -152,7 +152,7 @@ def open_durable_lanes(
         return _asking(durable, opening)
     durable._worker = Worker(store, handlers, retry, capacity, durable._failed)
     durable._worker.submit = durable.submit
-    durable._requests = Requests(store, durable._worker, instruments)
+    durable._requests = LockRequests(store, durable._worker, instruments)
     durable._quotas = limits
     # the store alone decides which jobs run: the core's lanes have no limits of their own
     local = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from .._contract.act import new_ticket
-from .._contract.protocol import LISTED, Store
+from .._contract.protocol import NAMES_LISTED, Store
 from .._options.schedule import DurableSchedule
 from ..acts.schedules import PauseSchedule, PutSchedule, SchedulesOf
 
@@ -39,7 +39,7 @@ async def listed(store: Store, limit: int) -> list[DurableSchedule]:
     while True:
         _, page = await store.look(SchedulesOf(None, found[-1].id if found else 0))
         found += page
-        if len(page) < LISTED or len(found) >= limit:
+        if len(page) < NAMES_LISTED or len(found) >= limit:
             return sorted(found[: max(0, limit)], key=lambda one: one.name)
 
 

@@ -15,7 +15,7 @@ from ... import Problem, resolve_session_lane
 from ..._config.problems import PROBLEM_AFTER
 from ..._config.reasons import in_words
 from .._contract.errors import ResultGoneError
-from .._contract.protocol import PAGE
+from .._contract.protocol import JOBS_LISTED
 from .._contract.records import (
     DurableStatistics,
     DurableStatus,
@@ -113,7 +113,9 @@ class Letters:
         read_for = now.dead, sum(deaths)  # a job that is requeued and dies again is another death
         if read_for != self._read_for:
             self._letters, self._is_whole = await last_letters(
-                lambda time: lanes.jobs(states=[DEAD], since=time, limit=PAGE), None, PAGE
+                lambda time: lanes.jobs(states=[DEAD], since=time, limit=JOBS_LISTED),
+                None,
+                JOBS_LISTED,
             )
             self._read_for = read_for
         found: list[Problem | None] = []

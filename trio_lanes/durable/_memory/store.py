@@ -73,8 +73,8 @@ class MemoryStore(EngineStore):
         finally:
             self._tables.commit_answers()  # nothing is undone
         for store in self._open:
-            elsewhere = store is not self and engine.look_elsewhere
-            store._announce(engine.accepted, engine.news, engine.look or elsewhere)
+            elsewhere = store is not self and engine.work_elsewhere
+            store._announce(engine.accepted, engine.news, engine.work_ready or elsewhere)
         engine.forget_effects()
         await trio.lowlevel.cancel_shielded_checkpoint()
         return result

@@ -31,7 +31,7 @@ QUEUE_FRONT: Final = 4
 """How many jobs of a session's queue are read at once."""
 LIST_FRONT: Final = 128
 """How many jobs of a ready list are read at once, at most."""
-IMAGE: Final = 2_000
+IMAGE_ROWS: Final = 2_000
 """How many jobs of all ready lists are read at once, besides the first of each."""
 
 ANSWERED: Final = "SELECT ticket, until, data FROM main.answers WHERE ticket = ANY(%s)"
@@ -156,7 +156,7 @@ class ReadAhead(SqlTables):
         limit = min(room + 1, LIST_FRONT)  # one more, so that it is known what follows
         fronts = None
         if room and self._names:
-            of = {"names": self._names, "limit": limit, "image": IMAGE}
+            of = {"names": self._names, "limit": limit, "image": IMAGE_ROWS}
             fronts = execute(_FRONTS, of)
         return (
             execute(SETTINGS),
@@ -194,7 +194,7 @@ class ReadAhead(SqlTables):
             for name in names.intersection(self._names)
             for priority in PRIORITIES
         }
-        limit = min(limit, 1 + IMAGE // max(1, len(lists)))  # as in `_OF_ALL_LISTS`
+        limit = min(limit, 1 + IMAGE_ROWS // max(1, len(lists)))  # as in `_OF_ALL_LISTS`
         for job in self._rows.records(fronts.fetchall()):
             lists[job.lane, job.priority, job.name, job.ring].append(job)
         for key, jobs in lists.items():

@@ -200,9 +200,9 @@ class PostgresTables(ReadAhead, Transactions):
 
     def commit_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
         self._committing = any(act.write for act in acts)
-        look = engine.look or engine.look_elsewhere
+        look = engine.work_ready or engine.work_elsewhere
         if self.commit(self._channel, self._me, look, engine.news):
-            engine.look = True  # the next step forgets more
+            engine.work_ready = True  # the next step forgets more
 
     def undo_acts(
         self, acts: list[HandedAct[Any]], error: BaseException

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 from ... import resolve_session_lane
-from .._contract.protocol import PAGE
+from .._contract.protocol import JOBS_LISTED
 from .._contract.records import DurableBlocker
 from .._contract.state import DEAD, PARKED, RUNNING, WAITING
 from . import lines
@@ -107,7 +107,9 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
         if first is not None and first.id != job.id:
             is_next = False
             ages = limit.aging < math.inf
-            before = turn.before(job, PAGE) if ages else tables.ready_before(job, PAGE)
+            before = (
+                turn.before(job, JOBS_LISTED) if ages else tables.ready_before(job, JOBS_LISTED)
+            )
             # of a fair lane: owners
             yield DurableBlocker("order", lane, first.id, before=max(1, before))
     for kind, name in budget.refused_by(lane):

@@ -125,7 +125,7 @@ class Budget:
                 refused.append(("reservation", group.name))
         return refused
 
-    def hold(self, lane: str) -> str:
+    def why_not(self, lane: str) -> str:
         """Return what keeps the next job of a lane from a start, as a cause of waits, or `""`."""
         for kind, _ in self.refused_by(lane):
             return "slots" if kind == "concurrency" else "group"

@@ -155,7 +155,7 @@ class Claims:
         self.due: float | None = None
         """When a job may start that a rate, a suspect or its home kept out of the last `take`."""
         self._limits: tuple[object, object] = None, None  # when lanes were put aside last
-        self._vain = 0  # how many lanes the present `take` has looked at in vain
+        self._fruitless = 0  # how many lanes the present `take` has looked at in vain
         self.unfinished: bool = False
         """Whether the last `take` stopped early, since its claims had `STEP_BYTES`."""
 
@@ -176,15 +176,15 @@ class Claims:
                 n = int(min(room, budget.free(lane)))
                 if n:
                     return n
-                self._note_skipped(counts, turns, budget, lane, budget.hold(lane))
+                self._note_skipped(counts, turns, budget, lane, budget.why_not(lane))
                 if not budget.is_held(lane):  # but by its group: other lanes free that, too
                     return 0
             self._put_aside(counts, lane, until)
             return 0
 
         unchanged = all(map(is_, budget.limits, self._limits))
-        self._limits, self._vain = budget.limits, 0
-        counts.look_again(queues.now, at_all=not unchanged)
+        self._limits, self._fruitless = budget.limits, 0
+        counts.restore(queues.now, everything=not unchanged)
         lanes = counts.lanes_after(turns.served)
         suspected = tables.suspected() if len(lanes) > 1 else ()  # a turn has its suspects first
         suspects: dict[str, LaneTurn] = {}
@@ -207,9 +207,9 @@ class Claims:
     def _put_aside(
         self, counts: Counts, lane: str, until: float, rated_until: float = math.inf
     ) -> None:
-        self._vain += 1
-        if self._vain > AT_ONCE:  # so few are quickly looked at again
-            longest = ASIDE_FOR * (1 + self._vain % 64 / 64)
+        self._fruitless += 1
+        if self._fruitless > AT_ONCE:  # so few are quickly looked at again
+            longest = ASIDE_FOR * (1 + self._fruitless % 64 / 64)
             counts.put_aside(lane, min(until, self._queues.now + longest), rated_until)
 
     def take(self, instance: str, room: int) -> list[Claim]:
@@ -263,7 +263,7 @@ class Claims:
                 self._put_aside(counts, turn.lane, until, until)
             self.unfinished = turn.needs_bytes
         for lane, turn in looked_at.items():
-            cause = "" if turn.is_empty else budget.hold(lane)
+            cause = "" if turn.is_empty else budget.why_not(lane)
             if cause or lane in queues.tables.of(HOLDS):
                 note_hold(queues.tables, queues.now, lane, cause)
         if claims:

@@ -85,10 +85,10 @@ class Counts:
             assert self._lanes is not None
             insort(self._lanes, lane)
 
-    def look_again(self, now: float, *, at_all: bool) -> None:
+    def restore(self, now: float, *, everything: bool) -> None:
         """Put lanes back whose time has come, or all."""
-        if at_all or self._again <= now:
-            over = [lane for lane, (until, _) in self.aside.items() if at_all or until <= now]
+        if everything or self._again <= now:
+            over = [lane for lane, (until, _) in self.aside.items() if everything or until <= now]
             for lane in over:
                 self.touch(lane)
             self._again = min(map(itemgetter(0), self.aside.values()), default=math.inf)

@@ -223,7 +223,7 @@ class Engine(Queues):
         )
         tables.put(INSTANCES, instance, info)
         self._reap(instance)
-        self.look = True
+        self.work_ready = True
 
     def beat(self, instance: str, lease_until: float) -> bool:
         """Prolong the lease; return False if it is over."""
@@ -264,7 +264,7 @@ class Engine(Queues):
         """End an incarnation: its runs are given back with a crash. It can be repeated."""
         self.crash(self.tables.running(id))
         self._drop_instance(id)
-        self.look = True
+        self.work_ready = True
 
     def _drop_instance(self, id: str) -> None:
         lines.end_requests(self, id)
@@ -333,7 +333,7 @@ class Engine(Queues):
         if job.state is WAITING:
             self.append(job)
         if job.state is PARKED or job.expires is not None:
-            self.look = True  # the worker may be sleeping until a later time
+            self.work_ready = True  # the worker may be sleeping until a later time
         self.tables.insert(job)
         self.accepted.append(job.id)
         return job.id
@@ -387,7 +387,7 @@ class Engine(Queues):
             changes["due"] = max(self.now, until)
         if changes:
             self.tables.update(job, **changes)
-        self.look = True  # it may start earlier than a worker knows
+        self.work_ready = True  # it may start earlier than a worker knows
 
     def take_in(self, item: SubmittedJob, due: float, refused: Exception | None = None) -> None:
         """Accept a job that its submitter has committed already, so that nothing refuses it.
@@ -436,8 +436,10 @@ class Engine(Queues):
         self.tables.put_last_step(instance, LastStep(number, after, stale, room - len(claims)))
         closes = last is not None and last.room > room == 0  # what was left to it is free
         # this instance has seen what the transaction has changed, but another may use it
-        self.look_elsewhere: bool = self.look_elsewhere or self.look or bool(finished) or closes
-        self.look: bool = self._claims.unfinished
+        self.work_elsewhere: bool = (
+            self.work_elsewhere or self.work_ready or bool(finished) or closes
+        )
+        self.work_ready: bool = self._claims.unfinished
         due = self.next_due(also=self._claims.due)
         return Step(tuple(claims), stale, self._cancels(instance), due, self._fires())
 
@@ -461,7 +463,7 @@ class Engine(Queues):
         claimed = [job for job in self.tables.running(instance) if job.fence > last.fences_after]
         claimed.sort(key=lambda job: job.fence)
         # a limit that keeps jobs from starting is found by the next step, which comes at once
-        self.look = True
+        self.work_ready = True
         claims = tuple(map(claim_of, claimed))
         return Step(claims, last.stale, self._cancels(instance), self.next_due(), self._fires())
 

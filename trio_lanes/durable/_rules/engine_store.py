@@ -29,7 +29,7 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 MAX_PAYLOAD: Final = 1024 * 1024
 PATIENCE: Final = 5.0
-PORTION: Final = 500
+JOBS_A_STEP: Final = 500
 """How many jobs one transaction clears, requeues or purges; others can run between two."""
 
 
@@ -135,7 +135,7 @@ class EngineStore(ABC):
 
         Each portion is an act of its own, which has the same ticket if it is asked again.
         """
-        portion = partial(act.portion, limit=PORTION)
+        portion = partial(act.portion, limit=JOBS_A_STEP)
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
             done, after = await self._transact(partial(portion, after=None), ticket)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from ... import RateLimit
 from ..._config.names import is_template, template_of
 from .._contract.amounts import Costs, from_data
-from .._contract.protocol import LISTED
+from .._contract.protocol import NAMES_LISTED
 from .._contract.records import QuotaLevel
 from . import rates
 from .queues import Queues
@@ -66,7 +66,7 @@ def quotas(
         levels = rates.levels(tables, f"quota {name}", limits_of(tables, name) or (), now)
         if name in named or any(level.used or (only and level.granted) for level in levels):
             found[name] = levels
-            if len(found) == LISTED:
+            if len(found) == NAMES_LISTED:
                 break
     return found
 

@@ -49,8 +49,8 @@ class Queues:
       accepted: the ids of the jobs that this transaction accepted.
       news: (id, how it ended or died) of jobs, for the tasks that wait for them. None instead of an
         end: such a task may find something new of the job, the request or the messages.
-      look: whether a worker may find a job to claim that it could not claim before.
-      look_elsewhere: the same, for the workers of other instances.
+      work_ready: whether a worker may find a job to claim that it could not claim before.
+      work_elsewhere: the same, for the workers of other instances.
     """
 
     def __init__(self, tables: Tables, opening: Opening) -> None:
@@ -60,8 +60,8 @@ class Queues:
         self.caller: str = ""
         self.accepted: list[int] = []
         self.news: list[tuple[int, Ended | None]] = []
-        self.look: bool = False
-        self.look_elsewhere: bool = False
+        self.work_ready: bool = False
+        self.work_elsewhere: bool = False
         self.given_up: list[InstanceInfo] = []
         """Instances whose leases have expired, as they were."""
 
@@ -73,7 +73,7 @@ class Queues:
     def forget_effects(self) -> None:
         """Reset the effects of a transaction: they were announced, or undone."""
         self.accepted, self.news, self.given_up = [], [], []
-        self.look = self.look_elsewhere = False
+        self.work_ready = self.work_elsewhere = False
 
     # ---- into a queue
 
@@ -98,7 +98,7 @@ class Queues:
                 job.shelf = SESSION_PAUSED
         if self.tables.fair and not first and job.shelf == ON_LIST:
             fair.join(self.tables, job)
-        self.look = True
+        self.work_ready = True
 
     def list_ready(self, job: JobRecord, *, first: bool = False) -> None:
         """Put a waiting head on the ready list."""
@@ -338,7 +338,7 @@ class Queues:
             self.tables.update(head, shelf=ON_LIST)
             if head.ready >= 0 and fair.weights_of(self.tables, head.lane) is not None:
                 self.list_ready(head)  # its owner may have other jobs, and has gone on
-            self.look = True
+            self.work_ready = True
 
     def next_due(self, *, also: float | None = None) -> float | None:
         """Return the seconds until a job or a limit falls due, or until ``also``; None: never.

@@ -138,7 +138,7 @@ class Lease:
             with trio.move_on_after(LEFT * self._ttl):
                 await self._worker.wait_ended()
             await self._join_again(lost)
-            self._worker.look()
+            self._worker.request_step()
 
     async def _join_again(self, lost: list[tuple[int, int]]) -> None:
         """Join, however long the store is away.

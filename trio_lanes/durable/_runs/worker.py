@@ -147,13 +147,13 @@ class Worker:
 
     # ---- the pump
 
-    def look(self) -> None:
+    def request_step(self) -> None:
         """Request a step."""
         self._changed.set()
         if self._asked is not None and self._free:
             self._free.unpark()
 
-    def look_for(self, jobs: Iterable[SubmittedJob]) -> None:
+    def request_step_for(self, jobs: Iterable[SubmittedJob]) -> None:
         """Request a step if it may claim one of these jobs, which are about to be submitted.
 
         The store gets both at the same time, so that the job begins one call earlier.
@@ -161,13 +161,13 @@ class Worker:
         if self.claiming and len(self._runs) < self.capacity:
             for job in jobs:
                 if not job.delay and job.session not in self._sessions:
-                    self.look()
+                    self.request_step()
                     break
 
     async def listen(self) -> None:
         """Request a step at each wake-up from the store."""
         async for _ in self._store.wake():
-            self.look()
+            self.request_step()
 
     async def pump(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Take steps until `stop`. It is shielded from the cancellation of the block."""
@@ -283,7 +283,7 @@ class Worker:
                 run._job.cancel("cancelled")
         if step.fires is not None:
             self._note_schedules(call.asked_at + step.fires)
-        self._say_step_taken()
+        self._announce_step()
         self._answered()
         if self._outbox or (len(step.claims) == call.room and self._room() > 0):
             self._changed.set()  # there may be more than one step takes
@@ -311,7 +311,7 @@ class Worker:
         most = MAX_ENDS_AHEAD if self.steps_ahead else MAX_STEP
         finished, self._outbox = self._outbox[:most], self._outbox[most:]
         if self._outbox:
-            self.look()
+            self.request_step()
         self._steps_taken += 1
         room = int(max(0, min(self._room(), MAX_STEP - len(finished))))
         if room and self._idle.is_set():
@@ -423,7 +423,7 @@ class Worker:
         """Return an event that is set at the end of the present step, or else of the next."""
         return self._step_taken
 
-    def _say_step_taken(self) -> None:
+    def _announce_step(self) -> None:
         self._step_taken.set()
         self._step_taken = trio.Event()
 
@@ -441,7 +441,7 @@ class Worker:
             # the submitter may have had a deeper recursion limit, or a longer one for integers
             unreadable = PayloadError(f"the payload or checkpoint data cannot be read: {error}")
             self._outbox.append(Finish(claim.id, claim.fence, Failed(encode_error(unreadable))))
-            self.look()
+            self.request_step()
             return
         self._runs[claim.fence] = run
         if claim.session is not None:
@@ -502,7 +502,7 @@ class Worker:
             self._fatal.add(run.fence)
         else:
             self._outbox.append(Finish(run.id, run.fence, outcome))
-        self.look()
+        self.request_step()
 
     def _outcome(self, run: DurableRun, job: Job[Any]) -> Outcome | None:
         """Return the outcome of a run; None if it ends this process, as SystemExit does."""
@@ -548,7 +548,7 @@ class Worker:
         """Claim no more jobs, also after the lease is renewed."""
         self.closed = True
         self.claiming = False
-        self.look()  # a step without room says that this instance takes no more
+        self.request_step()  # a step without room says that this instance takes no more
 
     @property
     def available(self) -> bool:
@@ -570,7 +570,7 @@ class Worker:
             assert run._job is not None
             run._given_up = True
             run._job.cancel(reason)
-        self._say_step_taken()  # runs that wait for their slots stop waiting
+        self._announce_step()  # runs that wait for their slots stop waiting
         return [(run.id, run.fence) for run in runs]
 
     def give_back(self, reason: str) -> int:

@@ -406,5 +406,5 @@ class ActThread:
         tables.commit_acts(engine, acts)
         self._accepted += engine.accepted
         self._news += engine.news
-        self._look = self._look or engine.look
+        self._look = self._look or engine.work_ready
         engine.forget_effects()

@@ -36,7 +36,7 @@ OUT_OF_ORDER: Final = 60.0
 A process reads the time, and may then wait for the transaction of another.
 """
 
-AHEAD: Final = 4
+READ_AHEAD: Final = 4
 """How many jobs of each ready list are read at least for a claim that looks at many lanes."""
 LEAST_PLACE: Final = -(2**63)
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
@@ -197,7 +197,7 @@ class SqlTables(SmallTables):
         if unknown:
             for key in unknown:
                 lists[key] = ListFront(ready_of, self._list_front)
-            most = max(AHEAD, self._list_front // len(lanes))
+            most = max(READ_AHEAD, self._list_front // len(lanes))
             self._read_lists(unknown, LEAST_PLACE, most)
 
     def _read_lists(self, keys: Sequence[ListKey], after: int, limit: int) -> None:

@@ -89,8 +89,8 @@ class Guest(EngineStore):
                 result = act(mine)
                 host.accepted += mine.accepted
                 host.news += mine.news
-                host.look = host.look or mine.look
-                elsewhere = mine.look_elsewhere
+                host.work_ready = host.work_ready or mine.work_ready
+                elsewhere = mine.work_elsewhere
                 return result
             finally:
                 mine.forget_effects()

@@ -420,7 +420,7 @@ class SqliteStore(SqlStore):
 def _follow(ahead: float, engine: Engine) -> None:
     assert isinstance(engine.tables, SqliteTables)
     if engine.tables.follow_wall_clock(ahead) or engine.tables.of(FIRES):
-        engine.look = True
+        engine.work_ready = True
 
 
 def _instances(engine: Engine) -> list[str]:

@@ -35,7 +35,7 @@ from .schema import confirmed_error, is_damage
 
 _LOG_INDEX: Final = struct.Struct("=14xHI76xI")
 """Of the head of a WAL index: the size of a page, the last frame, and how many are in the file."""
-GAP: Final = 2**16
+NUMBER_GAP: Final = 2**16
 """Numbers that a worker leaves out when it opens a file: more than an unsynced log can hold.
 
 It is less than the microseconds that the start of a worker takes, or the gaps would outrun the
@@ -192,7 +192,7 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
         """Lock earlier workers out, leave a gap in the numbers, and set the clock."""
         self.begin()
         self._execute("UPDATE meta SET epoch = epoch + 1")
-        beyond_gap = self._number + GAP
+        beyond_gap = self._number + NUMBER_GAP
         now = self.set_clock(moment)
         self._number = max(self._number, beyond_gap)
         self._number_before = 0  # so that the number is written in any case

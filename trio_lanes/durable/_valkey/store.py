@@ -22,11 +22,11 @@ import trio
 
 from .._contract.act import Act, PortionedAct, Question
 from .._contract.errors import StoreUnavailableError
-from .._contract.protocol import PAGE, ServedAt
+from .._contract.protocol import JOBS_LISTED, ServedAt
 from .._contract.records import CheckReport, DurableStatus, Ended, Finish, Opening, Step
 from .._contract.state import DurableState
 from .._contract.waiter import Waiters
-from .._rules.engine_store import MAX_PAYLOAD, PATIENCE, PORTION, tell_given_up
+from .._rules.engine_store import JOBS_A_STEP, MAX_PAYLOAD, PATIENCE, tell_given_up
 from .._wire.run_past_cancel import run_past_cancel
 from ..acts.inspection import Check, JobsOf
 from ..acts.jobs import Enqueue
@@ -271,10 +271,10 @@ class ValkeyStore:
         words = text.words_of(act)
         await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
-            done, after = await self._call(act.name, ticket, *words, "", weight=PORTION)
+            done, after = await self._call(act.name, ticket, *words, "", weight=JOBS_A_STEP)
             while after is not None:
                 name = f"{ticket} {after}"
-                number, after = await self._call(act.name, name, *words, after, weight=PORTION)
+                number, after = await self._call(act.name, name, *words, after, weight=JOBS_A_STEP)
                 done += number
         return int(done)
 
@@ -283,17 +283,17 @@ class ValkeyStore:
             return await self._jobs(question)  # type: ignore[return-value]  # a list is T
         if isinstance(question, Check):
             return await self._check()  # type: ignore[return-value]  # a report is T
-        weight = PORTION if question.long else 1
+        weight = JOBS_A_STEP if question.long else 1
         answer = await self._call(question.name, *text.words_of(question), weight=weight)
         return text.answer_to(question, answer)
 
     async def _jobs(self, asked: JobsOf) -> list[DurableStatus]:
-        limit = min(asked.limit, PAGE)
+        limit = min(asked.limit, JOBS_LISTED)
         after: int | None = asked.after
         found: list[DurableStatus] = []
         while after is not None and len(found) < limit:
             page = JobsOf(asked.of, after, limit - len(found))
-            data, after = await self._call(page.name, *text.words_of(page), weight=PORTION)
+            data, after = await self._call(page.name, *text.words_of(page), weight=JOBS_A_STEP)
             found += map(text.status_of, data)
         return found
 
@@ -301,7 +301,7 @@ class ValkeyStore:
         problems: list[str] = []
         after: str | None = ""
         while after is not None:
-            found, after = await self._call(Check.name, after, weight=PORTION)
+            found, after = await self._call(Check.name, after, weight=JOBS_A_STEP)
             problems += found
         return CheckReport(tuple(problems), 0)
 

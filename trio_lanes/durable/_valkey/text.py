@@ -18,7 +18,7 @@ from ..._config.exact import bucket_shape, exact
 from .._contract.act import Act, Question
 from .._contract.amounts import to_data
 from .._contract.errors import BudgetSpentError, KeyConflictError, StoreUnavailableError
-from .._contract.protocol import LISTED, ServedAt
+from .._contract.protocol import NAMES_LISTED, ServedAt
 from .._contract.records import (
     Cancelled,
     Claim,
@@ -469,7 +469,7 @@ def _statistics(text: str) -> DurableStatistics:
         {lane: int(number) for lane, number in data["sessions_of_lanes"].items()},
         {session: a_time(until) for session, until in pairs_of(data["pauses"])},
         sorted(map(_request, data["requests"]), key=attrgetter("id")),
-        dict(sorted(map(_levels, data["quotas"]))[:LISTED]),
+        dict(sorted(map(_levels, data["quotas"]))[:NAMES_LISTED]),
         sessions=int(data["sessions"]),
         store=data["store"],
         due=due,

@@ -13,7 +13,7 @@ import attrs
 
 from ..._config.names import template_of
 from .._contract.act import PortionedAct, Question
-from .._contract.protocol import LISTED, PAGE, REQUESTS_LISTED, STEP_BYTES
+from .._contract.protocol import JOBS_LISTED, NAMES_LISTED, REQUESTS_LISTED, STEP_BYTES
 from .._contract.records import (
     CheckReport,
     DurableAttempt,
@@ -77,7 +77,7 @@ class AllInstances(Question[list[InstanceInfo]]):
         found = []
         for info in queues.tables.of(INSTANCES).values():
             runs = queues.tables.running(info.id)
-            lanes = Counter(job.lane for job in runs[:PAGE])
+            lanes = Counter(job.lane for job in runs[:JOBS_LISTED])
             alive, silent = queues.is_alive(info.id), silent_for(info, queues.now)
             more = attrs.evolve(info, running=len(runs), lanes=dict(lanes), alive=alive)
             found.append(attrs.evolve(more, silent=silent))
@@ -94,7 +94,7 @@ class HeldSnapshots(Question[list[HeldSnapshot]]):
 class QueueOf(Question[list[QueuedJob]], long=True):
     """The oldest waiting, parked and running jobs of a session, in order of their ids.
 
-    They are at most ``PAGE``, and have at most ``STEP_BYTES`` of payloads, or are a single job.
+    They are at most `JOBS_LISTED`, with at most ``STEP_BYTES`` of payloads, or are a single job.
     """
 
     session: str
@@ -102,7 +102,7 @@ class QueueOf(Question[list[QueuedJob]], long=True):
 
     def answer(self, queues: Queues) -> list[QueuedJob]:
         unended = Selection(states=frozenset({WAITING, PARKED, RUNNING}), session=self.session)
-        found = queues.tables.select(unended, 0, min(self.limit, PAGE), queues.now)
+        found = queues.tables.select(unended, 0, min(self.limit, JOBS_LISTED), queues.now)
         jobs: list[QueuedJob] = []
         size = 0
         for job in found:
@@ -182,10 +182,10 @@ class JobsOf(Question[list[DurableStatus]], long=True):
     of: Selection
     after: int
     limit: int
-    """At most ``PAGE``; fewer jobs mean that there are no more."""
+    """At most `JOBS_LISTED`; fewer jobs mean that there are no more."""
 
     def answer(self, queues: Queues) -> list[DurableStatus]:
-        limit = min(self.limit, PAGE)
+        limit = min(self.limit, JOBS_LISTED)
         found = queues.tables.select(self.of, self.after, limit, queues.now)
         return [status_from(job, queues.now, _holds_of(queues, job)) for job in found]
 
@@ -201,8 +201,8 @@ class AllStatistics(Question[DurableStatistics], long=True):
         tables, now = queues.tables, queues.now
         ahead = tables.ahead_of_wall()
         counts = [(*key, n) for key, n in tables.counts().all().items()]
-        due = Counter(tables.parked_until(now, PAGE))
-        due.update(one.job.lane for one in tables.schedules_due(now - ahead, LISTED))
+        due = Counter(tables.parked_until(now, JOBS_LISTED))
+        due.update(one.job.lane for one in tables.schedules_due(now - ahead, NAMES_LISTED))
         fires = [one.next for one in tables.schedules_due(math.inf, 1)]
         first = tables.next_due()
         levels, known = quotas(tables, now, self.quota), tables.of(QUOTAS)
@@ -289,8 +289,8 @@ def status_from(
 
 def _texts_of(queues: Queues, job: JobRecord) -> JobTexts:
     tables = queues.tables
-    events = tables.items(job.event_list, job.emitted - LISTED, LISTED)
-    messages = tables.items(job.message_list, job.sent - LISTED, LISTED)
+    events = tables.items(job.event_list, job.emitted - NAMES_LISTED, NAMES_LISTED)
+    messages = tables.items(job.message_list, job.sent - NAMES_LISTED, NAMES_LISTED)
     return JobTexts(
         payload=job.payload or None,
         checkpoint=job.checkpoint,
@@ -381,13 +381,15 @@ def next_due_of(*times: float | None) -> float | None:
 def _paused_of(pauses: Mapping[str, float], now: float) -> dict[str, float | None]:
     """Return the first paused sessions; None: until it is resumed."""
     paused = sorted((session, until) for session, until in pauses.items() if until > now)
-    return {session: None if until == math.inf else until for session, until in paused[:LISTED]}
+    return {
+        session: None if until == math.inf else until for session, until in paused[:NAMES_LISTED]
+    }
 
 
 def _locks_of(requests: Iterable[Request]) -> tuple[LockStatistics, ...]:
     """Return the locks of requests, which are in order: the most wanted first."""
     held, waits = _by_name(one for one in requests if not one.is_for_quota)
-    most_wanted = sorted({*held, *waits}, key=lambda key: (-len(waits[key]), key))[:LISTED]
+    most_wanted = sorted({*held, *waits}, key=lambda key: (-len(waits[key]), key))[:NAMES_LISTED]
     return tuple(
         LockStatistics(key, len(held[key]), len(waits[key]), _shown(held[key]), _shown(waits[key]))
         for key in most_wanted

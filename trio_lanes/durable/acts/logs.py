@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._contract.act import Act, Question
-from .._contract.protocol import PAGE, STEP_BYTES
+from .._contract.protocol import JOBS_LISTED, STEP_BYTES
 from .._rules.queues import Queues
 from .._rules.tables import ListItem
 
@@ -39,8 +39,8 @@ class DropLog(Act[bool]):
 class LogPage(Question[list[tuple[int, str, str]]], long=True):
     """The first records of a log with numbers above ``after``, in order.
 
-    Each is its number, the incarnation that added it, and its text. They are at most ``PAGE``, and
-    have at most ``STEP_BYTES`` of text, or are a single record.
+    Each is its number, the incarnation that added it, and its text. They are at most `JOBS_LISTED`,
+    and have at most ``STEP_BYTES`` of text, or are a single record.
     """
 
     log: str
@@ -49,7 +49,9 @@ class LogPage(Question[list[tuple[int, str, str]]], long=True):
     def answer(self, queues: Queues) -> list[tuple[int, str, str]]:
         page: list[tuple[int, str, str]] = []
         size = 0
-        for number, text, author, _ in queues.tables.items(f"log {self.log}", self.after, PAGE):
+        for number, text, author, _ in queues.tables.items(
+            f"log {self.log}", self.after, JOBS_LISTED
+        ):
             size += len(text.encode())
             if page and size > STEP_BYTES:
                 break

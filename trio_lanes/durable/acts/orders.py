@@ -50,7 +50,7 @@ class Cancel(Act[bool]):
         if job.state is RUNNING:
             if job.cancel is None:
                 queues.tables.update(job, cancel=self.outcome)
-            queues.look = True
+            queues.work_ready = True
         else:
             queues.end(job, CANCELLED, self.outcome)
         return True
@@ -192,7 +192,7 @@ class Pause(Act[None]):
                     fair.leave(queues.tables, head, claimed=False)
                     queues.tables.update(head, ready=queues.tables.next_number())
                 queues.tables.update(head, shelf=SESSION_PAUSED)
-        queues.look = until < math.inf  # a worker must know when the pause ends
+        queues.work_ready = until < math.inf  # a worker must know when the pause ends
 
 
 class Resume(Act[None]):
@@ -209,7 +209,7 @@ class Resume(Act[None]):
                     resumed = None if limit.pause_only else attrs.evolve(limit, paused_until=None)
                     queues.tables.put(LIMITS, name, resumed)
                 note_hold(queues.tables, queues.now, name, "")
-            queues.look = True
+            queues.work_ready = True
         else:
             assert self.session is not None
             queues.resume_session(self.session)
@@ -270,7 +270,7 @@ class Configure(Act[None]):
                 _replace(queues, f"group {name}", was, is_now)
         if self.rules:
             tables.put(RULES, "", attrs.evolve(queues.rules, **self.rules))
-        queues.look = True
+        queues.work_ready = True
 
 
 class Requeue(PortionedAct):

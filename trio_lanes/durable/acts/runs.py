@@ -113,7 +113,7 @@ class LendSlot(Act[bool], leased=True):
         job = queues.run_of(self.id, self.fence)
         if job is not None:
             queues.tables.update(job, lent=LENT_SLOT)
-            queues.look = True
+            queues.work_ready = True
         return job is not None
 
 

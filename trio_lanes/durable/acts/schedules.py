@@ -15,7 +15,7 @@ import attrs
 
 from ... import UnknownLaneError
 from .._contract.act import Act, Lookups, Question
-from .._contract.protocol import LISTED
+from .._contract.protocol import NAMES_LISTED
 from .._contract.records import SubmittedJob
 from .._contract.state import DEAD, ENDED
 from .._options.schedule import DurableSchedule
@@ -144,7 +144,7 @@ class DropSchedule(Act[bool]):
 
 
 class SchedulesOf(Question[tuple[float, list[DurableSchedule]]]):
-    """The store's Unix time, and at most ``LISTED`` schedules."""
+    """The store's Unix time, and at most `NAMES_LISTED` schedules."""
 
     schedule: str | None
     """That of this name; None: all."""
@@ -158,8 +158,8 @@ class SchedulesOf(Question[tuple[float, list[DurableSchedule]]]):
             one = tables.schedule(self.schedule)
             return now, [] if one is None else [one]
         if self.after is not None:
-            return now, tables.schedules(self.after, LISTED)
-        return now, tables.schedules_due(now, LISTED) or tables.schedules_due(math.inf, 1)
+            return now, tables.schedules(self.after, NAMES_LISTED)
+        return now, tables.schedules_due(now, NAMES_LISTED) or tables.schedules_due(math.inf, 1)
 
 
 def _put(queues: Queues, schedule: DurableSchedule) -> None:
@@ -174,4 +174,4 @@ def _note_first(queues: Queues) -> None:
     if first != before:
         queues.tables.put(FIRES, "", first)
     if first is not None and (before is None or first < before):
-        queues.look = queues.look_elsewhere = True
+        queues.work_ready = queues.work_elsewhere = True
