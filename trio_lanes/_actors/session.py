@@ -81,8 +81,8 @@ class SessionActor(Actor):
         "forwarded",
         "is_ranked",
         "key",
-        "readmitting",
         "passed_requests",
+        "readmitting",
         "running",
         "waiting",
     )

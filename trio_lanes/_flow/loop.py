@@ -417,7 +417,7 @@ class Scheduler:
             if session.rates.units or session.paused:
                 self._retire(session)
             else:
-                self.registry.release(session)
+                self.registry.forget_session(session)
 
     def _serve_lane(self, lane: LaneActor) -> None:
         lane.touched = False
@@ -952,7 +952,7 @@ class Scheduler:
         alive = self.lanes.get(lane.name)
         if alive is None:
             self.check_thread()
-            self.registry.add_lane(lane)
+            self.registry.revive_lane(lane)
             if lane.paused_until is not None:  # as its template is
                 pausing.pause_until(self, lane, lane.paused_until)
             return lane

@@ -1,4 +1,17 @@
-"""The registry of lanes, templates and groups, whether they are configured or come and go."""
+"""The registry of lanes, templates and groups, whether they are configured or come and go.
+
+These are the words of a lane's life::
+
+    word    what happens                                     where
+    make    an actor, as the plan describes it; in no table  make_lane, session_lane
+    revive  it stands in the table of those that are alive   revive_lane, revive_session
+    retire  it waits, unused, until its rates have refilled  Scheduler._retire
+    forget  it leaves the table; the actor of a session may  forget, forget_session
+            be reused for the next that is revived
+
+Configured lanes are revived when the lanes open, or are configured, and are forgotten when they are
+removed. Others are revived by their first job, or by a request, and forgotten after their last.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +69,11 @@ class Registry:
         if lane is None:
             label = self.plan.label_of(name)
             if label is not None:
-                lane = self.new_lane(name, label)  # not alive: the first job wakes it, or no job
+                lane = self.make_lane(name, label)  # not alive: the first job wakes it, or no job
                 self.join_group(lane)
         return lane
 
-    def new_lane(self, name: str, label: str) -> LaneActor:
+    def make_lane(self, name: str, label: str) -> LaneActor:
         """Make a lane as the plan describes the lanes of ``label``; it is not alive yet."""
         config = self.plan.lanes[label]
         lane = LaneActor(
@@ -72,11 +85,11 @@ class Registry:
             lane.inherit_pause(template)
         return lane
 
-    def add_lane(self, lane: LaneActor) -> None:
+    def revive_lane(self, lane: LaneActor) -> None:
         """Have ``lane`` be alive from now on."""
         self.lanes[lane.name] = lane
 
-    def new_template(self, name: str) -> Template:
+    def make_template(self, name: str) -> Template:
         """Make a template as the plan describes it."""
         return Template(name, self.plan.lanes[name], self.lanes)
 
@@ -85,7 +98,7 @@ class Registry:
         group = self.plan.group_of(lane.label)
         lane.join(None if group is None else self.groups[group])
 
-    def new_group(self, name: str) -> Group:
+    def make_group(self, name: str) -> Group:
         """Make a group as the plan describes it."""
         return Group(name, self.plan.groups[name], self.group_turns, self.lanes)
 
@@ -93,9 +106,9 @@ class Registry:
 
     def session_lane(self, key: str) -> SessionActor:
         """Return the lane of the session ``key``; it need not be alive."""
-        return self.sessions.get(key) or self._new_session(key, self.plan.of_session(key))
+        return self.sessions.get(key) or self._make_session(key, self.plan.of_session(key))
 
-    def _new_session(self, key: str, config: LaneConfig) -> SessionActor:
+    def _make_session(self, key: str, config: LaneConfig) -> SessionActor:
         return SessionActor(key, config, self.session_turns, self._mailboxes)
 
     def revive_session(self, key: str) -> SessionActor:
@@ -105,7 +118,7 @@ class Registry:
             session = self._spares.pop()
             session.reuse_for(key)
         else:
-            session = self._new_session(key, config)
+            session = self._make_session(key, config)
         self.sessions[key] = session
         if self._had_limiters:
             limiter = self._limiters.get(key)
@@ -137,7 +150,7 @@ class Registry:
         """Every lane that is alive, of both layers."""
         return [*self.lanes.values(), *self.sessions.values()]
 
-    def release(self, session: SessionActor) -> None:
+    def forget_session(self, session: SessionActor) -> None:
         """Forget ``session``, which has no job, no rates and no pause; it may become another."""
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]

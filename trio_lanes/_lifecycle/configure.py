@@ -94,9 +94,9 @@ def apply(scheduler: Scheduler, plan: Plan) -> None:
     for name, config in plan.lanes.items():
         if not is_template(name):
             if name not in scheduler.lanes:
-                registry.add_lane(registry.new_lane(name, name))
+                registry.revive_lane(registry.make_lane(name, name))
         elif name not in registry.templates:
-            registry.templates[name] = registry.new_template(name)
+            registry.templates[name] = registry.make_template(name)
         else:
             template = registry.templates[name]
             if config.paused is not template.config.paused:
@@ -141,7 +141,7 @@ def _regroup(scheduler: Scheduler) -> None:
     for name, config in registry.plan.groups.items():
         if name in old:
             old[name].set_config(config, scheduler.now)
-        groups[name] = old.get(name) or registry.new_group(name)
+        groups[name] = old.get(name) or registry.make_group(name)
     for lane in scheduler.lanes.values():
         registry.join_group(lane)
         lane.touch()
