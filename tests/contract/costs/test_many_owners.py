@@ -81,7 +81,8 @@ def test_a_look_at_the_first_job_of_a_fair_lane_reads_no_others(options: dict[st
     async def look(count: int, times: int) -> None:
         async with open_lanes({"main": LaneConfig(paused=True, **options)}) as lanes:
             for n in range(count):
-                lanes.submit_nowait(trio.sleep, 0, session=f"user{n}")
+                # half of them weigh double, however many there are
+                lanes.submit_nowait(trio.sleep, 0, session=f"user{n % 2}-{n}")
             await trio.sleep(20)  # `health` tells of it
             for _ in range(times):
                 assert lanes.lane("main").head(1)
