@@ -83,7 +83,7 @@ LUA_ONLY = {
 PYTHON_ONLY = {
     "affinity": "ticket_of",
     "blockers": "blockers known",
-    "budget": "Budget._limit Budget.meters misfit",
+    "budget": "Budget._limit Budget.meters Budget.runs misfit",
     "calendar": """
         CalendarWindow.shortened CalendarWindow.refilled_at CalendarWindow.left CalendarWindow.unix
         CalendarWindow.end_of utc_offsets ahead_of_wall

@@ -99,7 +99,7 @@ function Budget:refused_by(lane)
 end
 
 -- What keeps the next job of a lane from a start, as a cause of waits, or ''.
-function Budget:hold(lane)
+function Budget:why_not(lane)
   local refused = self:refused_by(lane)[1]
   if refused then
     return refused[1] == 'concurrency' and 'slots' or 'group'

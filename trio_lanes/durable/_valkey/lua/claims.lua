@@ -136,7 +136,7 @@ function Claims.turns(names, budget, turns, homes)
       local turn = LaneTurn.new(lane, names, turns, budget, homes)
       return turn.fronts.present and turn
     elseif limit then
-      note_hold(lane, budget:hold(lane), nil, has_jobs)
+      note_hold(lane, budget:why_not(lane), nil, has_jobs)
       if budget:is_held(lane) then
         Claims.put_aside(turns, lane, huge)
       end
@@ -181,7 +181,7 @@ function Claims.take(instance, info, room)
   end
   local isolation = Isolation.begin(instance)
   write_changed()
-  look_again(now)
+  restore(now)
   if not has_lists() then
     local due = math.min(isolation.due or huge, rated_until())
     return claims, due < huge and due or nil, false
@@ -220,7 +220,7 @@ function Claims.take(instance, info, room)
     end
   end
   for lane, turn in pairs(looked_at) do
-    note_hold(lane, turn:is_empty() and '' or budget:hold(lane))
+    note_hold(lane, turn:is_empty() and '' or budget:why_not(lane))
   end
   turns:write()
   due = math.min(due, isolation.due or huge, homes and homes.due or huge)

@@ -62,7 +62,7 @@ end
 
 -- Called before a change is written.
 local function note_change()
-  look_again('+inf')
+  restore('+inf')
   meta.configured = CHANNEL .. ' ' .. int(next_number())
   call('HSET', META, 'configured', meta.configured)
 end

@@ -91,7 +91,7 @@ local function touch(lane)
 end
 
 -- Put lanes back whose time has come.
-local function look_again(now)
+local function restore(now)
   for _, lane in ipairs(has_aside() and call('ZRANGEBYSCORE', ROOT .. 'aside', '-inf', now) or {}) do
     touch(lane)
   end
