@@ -101,7 +101,7 @@ STEPS: Final[tuple[tuple[str, Any, str, str], ...]] = (
     (
         "settle",
         Scheduler,
-        "_end",
+        "_finish_running",
         "The token goes back, the outcome is kept, what the job referred to is dropped, and its "
         "waiters are woken.",
     ),

@@ -80,7 +80,7 @@ def watched_timers() -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Timers, "call_at", watched_call_at)
-        for name in ("submit", "begin", "_start", "_end"):
+        for name in ("submit", "begin", "_start", "_finish_running"):
             patch.setattr(Scheduler, name, _counting(getattr(Scheduler, name), of))
         yield faults
     assert not faults, faults[:5]
