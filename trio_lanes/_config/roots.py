@@ -5,8 +5,9 @@ Theory of operation
 A job that waits has reasons, as `blocked_by` lists them. A reason is a *root*, a `Cause`, if no job
 can end it (a pause, a rate, a delay, a limit of 0), or if a job that ends it is at work. All others
 *lead* to jobs that wait themselves. All reasons of a job hold it, so each is followed. Of the jobs
-that could end one reason, one is enough: the first that leads to a root which is no deadlock was
-followed. A way that comes back to a job on it is a deadlock if all ways do.
+that could end one reason, one is enough: the roots are those of the first that leads to a root
+other than a deadlock. Only if there is none, a way that comes back to a job on it is a root: a
+deadlock.
 
 Of the jobs before it in the line of its lane a job needs no more than their number: what holds the
 head of the line holds them all. So its reasons here are those of the head.
@@ -67,9 +68,9 @@ class Lead(Generic[J]):
     """A reason that leads on, to jobs of which one has to go on."""
 
     jobs: Iterable[J]
-    """Those that go on first."""
+    """In the order in which they are followed: those that can go on come first."""
     relation: str
-    """What each is to the job that waits; empty: its reasons are taken for those of that job."""
+    """What each is to the job that waits. If empty, its reasons are taken for those of that job."""
     then: Callable[[list[Cause]], list[Cause]] = lambda found: found
     """Makes of the roots found there, which may be none, those of the job that waits."""
 
@@ -109,7 +110,7 @@ class Walk(Generic[J]):
         self._answer = reasons, otherwise
 
     def _roots_of(self, job: J, way: tuple[J, ...]) -> _Asks[J]:
-        """Return the roots of ``job``, which is the last of ``way`` or stands for it."""
+        """Return the roots of ``job``: the last of ``way``, or one that stands for that."""
         self.jobs_left -= 1
         if self.jobs_left < 0 or len(way) > self.longest_way:
             return [root_of(job, "unknown", job.lane, "...")]
@@ -124,7 +125,7 @@ class Walk(Generic[J]):
         return found if found or otherwise is None else [otherwise]
 
     def _follow(self, job: J, lead: Lead[J], way: tuple[J, ...]) -> _Asks[J]:
-        """Return the roots by the first that is in no deadlock: one is enough."""
+        """Return the roots of the first of the jobs that has one other than a deadlock."""
         stuck: list[Cause] = []
         for other in lead.jobs:
             step = ((other.id, lead.relation),) if lead.relation else ()
@@ -143,8 +144,10 @@ class Walk(Generic[J]):
 
 
 def root_of(job: JobOnWay, kind: str, lane: str, root: str | None = None, **more: Any) -> Cause:
-    """Return a root that holds ``job`` itself; its words and its advice are mostly those of its
-    kind."""
+    """Return a root that holds ``job`` itself.
+
+    Its words and its advice are those of its kind, unless they are given.
+    """
     words = ROOTS[kind].format(lane=lane) if root is None else root
     if more.get("advice") is None and kind in REMEDIES:
         more["advice"] = REMEDIES[kind].format(lane=lane)

@@ -28,10 +28,11 @@ and of quiet lanes, the accounts of waits, the tuners of limits. A joint may not
 an act; it may not act. Three features act in the middle of the steps, and so stand here:
 
 * Coalescing edits a job that waits: the job is taken out of its place and is given another, by
-  what is private to *submit* and *settle*. Outside of here that is a circle of seven modules.
+  what is private to *submit* and *settle*. A module of its own would use most of the loop, and
+  the loop that module.
 * Room decides whether and when a submission is accepted: `serve` admits one request at a time,
-  between two starts, as only then it is known which job would start at once.
-* Closing refuses and withdraws all that waits, in one act, whatever state the loop is in, also
+  when no actor is touched: only then is it known which job would start at once.
+* Closing refuses and withdraws all that waits, in one batch, whatever state the loop is in, also
   after an act that was broken off.
 
 Invariants
@@ -42,8 +43,8 @@ Invariants
   lane knows all jobs that it may start before it starts one, and a group knows the heads of all its
   lanes.
 * A batch is a loop and never recursive: jobs that let each other start take no stack.
-* An abort function acts, and serves nothing: `Scheduler.act_in_abort`. Until the next batch, and no
-  longer than to the next turn of Trio's entry queue, the first invariant does not hold.
+* An abort function acts, and serves nothing: `Scheduler.act_in_abort`. Until the next batch, which
+  comes at the latest in the next turn of Trio's entry queue, the first invariant does not hold.
 * An act that is broken off (a `RecursionError`, a key of the application whose hash raises) leaves
   the lanes in an unknown state: they end with an error (`Scheduler.broke_down`).
 * A batch has one time, ``now``: the time at which it began.
@@ -179,10 +180,10 @@ class Scheduler:
         self.token: Final = trio.lowlevel.current_trio_token()
         self.now = 0.0  # when the present batch began
         self.serving = False  # whether there is a batch
-        self.unserved = False  # whether an abort function has acted since, and nobody has served
+        self.unserved = False  # whether an abort function has acted since the last `catch_up`
         self.broken: BaseException | None = None  # the error that broke an act off
         self._effects: Final[deque[tuple[Callable[..., object], tuple[Any, ...]]]] = deque()
-        self._to_retime: Final[dict[Served, None]] = {}  # actors whose `wake_at` may have changed
+        self._to_retime: Final[dict[Served, None]] = {}  # those whose `wake_at` may have changed
 
         self.joints: Final = Joints()
         accounts = Accounts()
@@ -219,7 +220,7 @@ class Scheduler:
             self.raised,
             self.interrupted,
         )
-        # Has the body of a job run; may be replaced: a body may run outside of Trio
+        # Takes a job that has its slots, and runs its body; `aio` has some run outside of Trio
         self.run_body: Callable[[AnyJob], object] = self.workers.granted.append
 
         # What there is to do in a batch, in this order
@@ -232,7 +233,8 @@ class Scheduler:
             self.workers.granted,
             self._to_retime,
         )
-        # Numbers of jobs, and their places in sessions unless they join these later, or again
+        # Numbers of jobs. The place of a job in its session is its number; or, if it joins the
+        # session later, or again, another number, which then is that of no job.
         self._next_id: Final = count(1).__next__
         # Arrivals in global lanes: behind all other jobs; and, for jobs that are readmitted, before
         # all other jobs, but behind other readmitted jobs.
@@ -251,7 +253,7 @@ class Scheduler:
         if get_ident() != self.thread:  # checked here as well, to spare every job a call
             self.check_thread()
         if self.serving:
-            if self.broken is not None:
+            if self.broken is not None:  # that batch never ends
                 self.broke_down(self.broken)
             return False
         self.now = self.current_time()
@@ -317,21 +319,24 @@ class Scheduler:
 
         The error came from a stack that is too deep, from an object of the application that is a
         key here, or from a bug. No actor is served any more, so the lanes end instead of standing
-        still. If the stack is too deep even for this call, the next batch ends the lanes.
+        still. If the stack is too deep even for the call below, the next `begin` makes it again.
         """
         if self.broken is None:
             self.broken = error
         self.token.run_sync_soon(self._nursery.cancel_scope.cancel, idempotent=True)
 
     def after_act(self, effect: Callable[..., object], *args: Any) -> None:
-        """Call ``effect(*args)`` when the present act is complete; outside of a batch, at once."""
+        """Call ``effect(*args)`` when the present act is complete.
+
+        At once outside of a batch, and after an act that was broken off: that batch never ends.
+        """
         if self.serving and self.broken is None:
             self._effects.append((effect, args))
         else:
             effect(*args)
 
     def call_soon(self, effect: Callable[..., object], *args: Any) -> None:
-        """Call ``effect(*args)`` between two acts: in a batch, in a later turn of Trio's.
+        """Call ``effect(*args)`` between two acts, or, in a batch, in a later turn of Trio.
 
         So callbacks that add callbacks take no stack, and let others run.
         """
@@ -346,8 +351,8 @@ class Scheduler:
         self.after_act(self._spawn_now, fn)
 
     def _spawn_now(self, fn: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # A copy, since this may be called while the context itself is entered: Trio's own
-        # instruments see a task that is being spawned here, and may submit.
+        # A copy, since this may be called while the context itself is entered: instruments of Trio
+        # see the task that is spawned here, and may submit.
         self._context.copy().run(self._nursery.start_soon, fn)
 
     def serve(self) -> None:
@@ -365,7 +370,7 @@ class Scheduler:
                     self._serve_lane(lanes.popleft())
                 elif groups:
                     self._serve_group(groups.popleft())
-                # After the lanes: only now is it known which jobs start without needing room.
+                # After lanes and groups: only now is it known which jobs start, and need no room.
                 elif unseen and (request := self.room.next_entry(self.now)) is not None:
                     self._answer_request(request, outcome.Value(request.job))
                     self.submit(request.job)
@@ -388,7 +393,7 @@ class Scheduler:
             self.broke_down(error)
             raise
         self.serving = False
-        if self.watches.due:
+        if self.watches.due:  # conditions on lanes are checked between batches
             self.watches.check()
 
     def _serve_session(self, session: SessionActor) -> None:
@@ -475,7 +480,10 @@ class Scheduler:
             note(group)
 
     def _wait_for_rate(self, served: Actor | Group, lane: Actor) -> None:
-        """Tell hooks that the head of ``lane`` waits for a rate; wake ``served`` at its end."""
+        """Have the timer of ``served`` set by its rates.
+
+        If they hold the head of ``lane``, hooks are told so, and until when.
+        """
         self._to_retime[served] = None
         until = served.rate_until
         if until > self.now and until != served.announced_until:
@@ -492,7 +500,7 @@ class Scheduler:
         served.keep_timer(None if never else self.timers.call_at(when, served.touch, alone=False))
 
     def _retire(self, actor: Actor) -> None:
-        """Forget ``actor`` if it is not in use and its rate limits are fully replenished."""
+        """Forget ``actor``, unless it is in use: at once, or when its rates have refilled."""
         if actor.is_in_use:
             return
         if actor.rates.units and not self.closing.shut:
@@ -543,7 +551,7 @@ class Scheduler:
         except BaseException as error:
             self.broke_down(error)
             raise
-        if self.waits.inside and not options.yield_slot:
+        if self.waits.inside and not options.yield_slot:  # with it, `run` checks, and lends first
             self.waits.check_accepted(job)
         if not options.queue_timeout:
             if outermost:
@@ -580,6 +588,7 @@ class Scheduler:
     def _due(self, job: AnyJob) -> None:
         with self.batch():
             _forget_delay(job)
+            # A job with a key keeps the place of its first submission.
             self._join(job, self._next_id() if job._options.coalesce is None else job.id)
         self.waits.check_accepted(job)
         if not job._options.queue_timeout:
@@ -619,7 +628,7 @@ class Scheduler:
         return job
 
     def coalesce(self, newest: AnyJob) -> AnyJob | None:
-        """Let the job of its key stand for ``newest`` as well, and return it.
+        """Let the job that has the key of ``newest`` stand for that as well, and return it.
 
         None if there is no such job; then, and if `job_of_key` raises, nothing has changed.
         """
@@ -658,7 +667,8 @@ class Scheduler:
         rewatched = job._options.is_watched or options.is_watched
         if rewatched:
             lane.forget_warnings(job)
-        # An owner that is served in turns has its turn where its first job stands.
+        # Out, and in again at the same arrival: a fair lane keeps the turn of an owner where its
+        # first job stands, and this is another owner.
         arrival = lane.remove(job) if job._arrival and job.owner != newest.owner else 0
         job._take_over(newest, "latest")
         if arrival:
@@ -692,7 +702,7 @@ class Scheduler:
 
     def _forward(self, job: AnyJob, arrival: int) -> None:
         """Send ``job``, which its session has taken out, to the mailbox of its global lane."""
-        if job._slot is QUEUED:
+        if job._slot is QUEUED:  # it runs, and is readmitted
             job._lane.readmit(job, self._next_return())
             return
         job._lane.receive(job, arrival or self._next_arrival())
@@ -793,7 +803,8 @@ class Scheduler:
         if why is None:
             self._body_ended(job, verdict)
         else:
-            with self.batch():  # no job starts in its place; who waits for it hears of it
+            # One batch: no job starts in its place, and its waiters wake before they are cancelled.
+            with self.batch():
                 self._body_ended(job, verdict)
                 self.crash(why)
         return leaves
@@ -866,7 +877,7 @@ class Scheduler:
             session: SessionActor | None = job._session_lane
             scope = job._scope
             assert scope is not None
-            scope.cancel()
+            scope.cancel()  # now: no task has entered it, so this runs no code of others
             self._take_out(job)
             if session is not None:
                 session.touch()
@@ -936,7 +947,7 @@ class Scheduler:
             begun = job._task is not None  # else it never will
             job._interruption = None
             self.interrupt(job, error)
-            job._interruption = error  # also if it was cancelled before: its worker ends with it
+            job._interruption = error  # also if it was cancelled before
             if begun:
                 self.ends.given_up += 1
                 job._lane.count_abandoned(1)
@@ -948,7 +959,7 @@ class Scheduler:
     # ---- lanes come to life
 
     def bring_to_life(self, lane: LaneActor) -> LaneActor:
-        """Return the lane of that name that is alive: ``lane``, unless it is another object."""
+        """Revive ``lane``, unless a lane of its name is alive; return the one that is."""
         alive = self.lanes.get(lane.name)
         if alive is None:
             self.check_thread()
@@ -969,7 +980,7 @@ class Scheduler:
                 self.announcer.tell(self.hooks.lanes_closing, reason, retry_after)
 
     def crash(self, reason: str) -> None:
-        """`stop`, while an error is on its way out of the nursery: cancel that at once.
+        """`stop`, while an error is on its way out of the nursery: cancel the nursery at once.
 
         As in a nursery of Trio's, a task inside is cancelled by the failure of another, and is not
         told what follows from it: that the job it waits for was withdrawn. Else it would fail, too.
@@ -979,7 +990,7 @@ class Scheduler:
             self.stop(reason)
 
     def stop(self, reason: str) -> None:
-        """`shut_down`. The jobs that run are cancelled with the nursery."""
+        """`shut_down`, where the nursery is cancelled as well, and with it the jobs that run."""
         self.shut_down(reason)
         for lane in self.lanes.values():
             self.overdue.cancel(lane.running_jobs())
@@ -1039,10 +1050,10 @@ class Scheduler:
     # ---- room
 
     def full(self, job: AnyJob) -> Actor | None:
-        """Return the lane that has no room for ``job``, or in which requests for room wait."""
+        """Return the lane without room for ``job``, or in which others wait for room; or None."""
         if not (job._lane.bounded or self.registry.bounded_sessions):
             return None
-        if self.unserved:
+        if self.unserved:  # until it is served, a job may wait that can start
             self.catch_up()
         session = None if job.session is None else self.registry.session_lane(job.session)
         return first_without_room(job, session, self.current_time(), at_rest=not self.serving)
@@ -1052,7 +1063,8 @@ class Scheduler:
     ) -> RoomRequest:
         """Let ``job`` wait for room; ``on_decision`` is called when it is accepted or refused.
 
-        It gets the job that was accepted: another one if that has the same key.
+        It gets the job that was accepted, which is another one if that has the same key; or the
+        error.
         """
         self.check_thread()
         key = job.session
@@ -1155,7 +1167,7 @@ class Scheduler:
         lane.check_cost(costs_of(units), session, charge.group)
         with self.batch():
             job._charge = CORRECTED
-            # Their rates are charged, so they must be alive to remember it.
+            # Rates are charged, so their lanes must be alive to remember it.
             if lane.from_template and lane.rates.units:
                 self.bring_to_life(lane)
             if session is not None and session.rates.units:
@@ -1185,6 +1197,7 @@ class Scheduler:
                 job._lane.remove(job)
                 job._priority = priority
                 job._lane.receive(job, self._next_arrival())
+        # In its session it may stand behind a job now that needs what its waiter holds.
         if self.waits.inside and job._state is WAITING and job._session_lane is not None:
             self.waits.break_deadlocks(deadlock.start_of(job))
 
@@ -1197,7 +1210,7 @@ class Scheduler:
 
 
 def _forget_delay(job: AnyJob) -> None:
-    """``job``, which was not due, is due or was withdrawn."""
+    """``job``, which was not due, is due, or is taken out."""
     job._lane.forget_delay(job)
     if job._session_lane is not None:
         job._session_lane.forget_delay(job)

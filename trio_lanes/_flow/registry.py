@@ -69,7 +69,7 @@ class Registry:
         if lane is None:
             label = self.plan.label_of(name)
             if label is not None:
-                lane = self.make_lane(name, label)  # not alive: the first job wakes it, or no job
+                lane = self.make_lane(name, label)  # its first job revives it, or none
                 self.join_group(lane)
         return lane
 

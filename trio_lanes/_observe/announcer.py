@@ -1,7 +1,7 @@
 """Which hooks of instruments are called when, and with what: always between two acts.
 
-The hooks of jobs, and those of lanes that become empty or idle, hang on the joints of the loop as
-long as an instrument has any of them.
+Two kinds hang on the joints of the loop: the hooks of jobs, as long as there is an instrument, and
+those of lanes that become empty or idle, as long as an instrument has one of the two.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Announcer:
             quiet.changed.clear()
         elif quiet.on_batch_end not in joints.on_batch_end:
             joints.add(quiet)
+            # what became empty or idle before is not told
             for actor in self._actors():
                 actor.announce()
 
@@ -56,12 +57,12 @@ class Announcer:
             self._after_act(self._hooks.call, hooks, *args)
 
     def tell_of_lane(self, hooks: list[Hook], actor: Actor, *args: object) -> None:
-        """Call ``hooks`` with the lane that ``actor`` is, and ``args``."""
+        """Call ``hooks`` with the ``view`` of ``actor``, and ``args``."""
         if hooks:
             self._after_act(self._call_with_view, hooks, actor, args)
 
     def tell_if_idle(self, actor: Actor) -> None:
-        """Call the hooks of lanes that are idle, if ``actor`` still is by then."""
+        """Call the hooks of idle lanes, if ``actor`` is still idle when the act is complete."""
         if self._hooks.lane_idle:
             self._after_act(self._call_if_idle, actor)
 
@@ -118,7 +119,7 @@ class _HooksOfQuietLanes:
     on_started = on_settled = on_placed
 
     def on_batch_end(self, now: float) -> None:
-        """Tell of the lanes that are quiet now: one that was empty between two acts is not told."""
+        """Tell of the lanes that are quiet now, and of none that was so only between two acts."""
         hooks = self._hooks
         while self.changed:
             actor = next(iter(self.changed))

@@ -3,7 +3,7 @@
 A joint is a tuple of functions, mostly bound methods, which is empty when nobody listens; a job
 then pays for the look at a tuple, and for no call. The loop calls them in the middle of an act, so
 a joint may note, and may not act: what it wants done goes through `Scheduler.after_act`, as every
-effect does. That holds for its errors, too: one that leaves a joint ends the lanes.
+effect does. Nor may it raise: an error that leaves a joint breaks the act off, and ends the lanes.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Joints:
     on_asked: tuple[Note, ...]
     """``job``, which is not accepted yet and has no number, waits for room."""
     on_placed: tuple[Note, ...]
-    """``job`` was accepted, and has its place; or its session has forwarded it."""
+    """``job`` was accepted, and has its place or its delay; or its session has forwarded it."""
     on_started: tuple[Note, ...]
-    """``job`` has its slots; its body has not begun."""
+    """``job`` has its slots for the first time; its body has not begun."""
     on_ended: tuple[Callable[[AnyJob, JobState, BaseException | None], object], ...]
-    """The body of ``job`` has ended, and is about to settle as ``state`` with ``error``. It has its
-    slots yet, and nothing has changed: the one joint from which users' functions may be called."""
+    """``job``, whose body has ended or is given up, is about to settle as ``state`` with ``error``.
+    It still has its slots, and nothing of that is done: so this is the one joint from which users'
+    functions may be called."""
     on_settled: tuple[Note, ...]
     """``job`` has its outcome, and its lanes and its context for the last time."""
     on_served: tuple[Callable[[Served], object], ...]
@@ -59,14 +60,14 @@ class Joints:
             setattr(self, name, ())
 
     def add(self, listener: object) -> None:
-        """Call what ``listener`` has under the names of joints, unless that is called already."""
+        """Have what ``listener`` has under the names of joints called, once if added twice."""
         for name in JOINTS:
             called, notes = getattr(listener, name, None), getattr(self, name)
             if called is not None and called not in notes:
                 setattr(self, name, (*notes, called))
 
     def remove(self, listener: object) -> None:
-        """Call nothing of ``listener`` any more, if it is called."""
+        """Have nothing of ``listener`` called any more; it need not have been added."""
         for name in JOINTS:
             called, notes = getattr(listener, name, None), getattr(self, name)
             setattr(self, name, tuple(note for note in notes if note != called))

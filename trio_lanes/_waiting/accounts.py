@@ -2,17 +2,18 @@
 
 Time passes between batches only, so what counts is how things stand when a batch ends. So in a
 batch the joints only collect: the jobs that came to another place or wait no more (``left_line``),
-and the actors and groups that were served. All but the first job of an actor wait for the same, and
-note how its account stands when they come and go; the first has a cause of its own. Both change
-only with what the loop does in that actor; but in a lane that shares a limiter, or is in a group,
-also with what it does in others (``_changed``).
+and the actors and groups that were served. All but the first job of an actor, its *head*, wait for
+the same, and note how the account of the actor stands when they come and go; the head has a cause
+of its own. These causes change only with what the loop does in that actor; but in a lane that
+shares a limiter, or is in a group, also with what it does in others (``_changed``).
 
 With each act in a group the causes of the heads of all its lanes may change. But it holds the heads
-of one label and the same costs for the same, so these share an account of the group (`_shared`);
-those that the rates of their own lanes hold share one, too, since before that they wait for tokens
-of the group. These accounts are looked at after each batch with an act in the group.
-Only lanes that share a limiter with others are looked at one by one. So an act costs the same
-however many jobs and lanes wait, unless the costs of all heads differ, and nothing where none does.
+of one label and the same costs for the same, so these share an account of the group (`_shared`).
+So do the heads of one label that the rates of their own lanes hold, whatever their costs: they wait
+for a token of the group if it has none, and for a rate else. These accounts are looked at after
+each batch with an act in the group; only its lanes that share their limiters are looked at one by
+one (`_apart`). So an act in a group costs the same however many jobs and lanes wait, unless the
+costs of all heads differ.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Accounts:
         self._served: Final[dict[Served, None]] = {}  # in this batch
         # Lanes that may hold their jobs for other causes since this batch
         self._changed: Final[dict[LaneActor, None]] = {}
-        # {group: {(label, costs of the heads): what they wait for}}
+        # {group: {(label, costs of the heads): the account that they share}}
         self._shared: Final[dict[HoldsHeads, dict[HeadKey, GroupAccount]]] = {}
         # {group: its lanes in which jobs wait, and that share their limiters}
         self._apart: Final[dict[Group, dict[LaneActor, None]]] = {}
@@ -66,9 +67,9 @@ class Accounts:
         self.on_served: Final = self._served.setdefault
 
     def on_batch_end(self, now: float) -> None:
-        """See to it that each job waits for what it waits for now."""
+        """Note for what each job waits from ``now`` on."""
         waiting: list[AnyJob] = []
-        for job in self.left_line:  # first the waits that are over, since accounts may change then
+        for job in self.left_line:  # first the waits that are over, before the accounts change
             if job._state is WAITING:
                 waiting.append(job)
                 continue
@@ -86,7 +87,7 @@ class Accounts:
                 self._changed.update(self._apart.pop(served, {}))
             elif isinstance(served, LaneActor):
                 self._changed[served] = None
-                if served.token_request is not None:  # and so may those that share its limiter
+                if served.token_request is not None:  # and those that share its limiter
                     for lane in served.lanes.values():
                         if lane.limiter is served.limiter:
                             self._changed[lane] = None
@@ -125,7 +126,7 @@ class Accounts:
         elif account.head is not job or log[ACCOUNT] not in (account, account.follows):
             if in_lane:
                 job._log = (log, log[ACCOUNT].mark, account, account.mark, SHARED, now)
-            else:  # it may come here again and again, and its log would grow
+            else:  # it may come back here again and again, and its log would grow
                 job._log = (added_up(log, now), None, account, account.mark, SHARED, now)
 
     def _look_at_lane(self, lane: LaneActor, account: Account, now: float) -> None:
@@ -142,7 +143,7 @@ class Accounts:
         if head is not account.head:
             _share_cause(account, now)
             account.head = head
-        if head is None or head._state is not WAITING:  # a job that is readmitted has no log
+        if head is None or head._state is not WAITING:  # it is readmitted: its wait is over
             self._follow(account, None)
             return
         # A head that may lack a token of a shared limiter is looked at by itself; that of a full
@@ -176,7 +177,7 @@ class Accounts:
         self._follow(account, shared)
 
     def _follow(self, account: Account, shared: GroupAccount | None) -> None:
-        """Note with which others the head of ``account`` waits, and forget whom nobody follows."""
+        """Note what the head of ``account`` shares, if anything; forget what no head shares."""
         former, account.follows = account.follows, shared
         if shared is not None:
             shared.followers += 1
@@ -203,7 +204,7 @@ class Accounts:
         if cause == "order" and session.rates.units and not session.forwarded:
             session.step()
             head = session.backlog.best() if session.backlog.items else None
-            # It could be forwarded, but for the rate, unless a readmitted job is charged before it.
+            # Only the rate stops it, unless a readmitted job is charged before it.
             if head is not None and not session.readmitted_before(head):
                 account.head = head
                 _wait_alone(head, account, _RATE, now)
@@ -226,7 +227,7 @@ def _cause_of_head(lane: LaneActor, head: AnyJob, now: float) -> Own:
         return _GROUP
     if lane.rates.units and lane.rates.ready_at(head._costs, now) > now:
         return _RATE
-    # A head of another lane of the group is before it, now or later.
+    # Else a head of another lane of the group is before it: now, or from ``when`` on.
     if group is not None and (when := group.rates.ready_at(head._costs, now)) > now:
         return "rate", when
     return _ORDER
@@ -239,7 +240,7 @@ def _hold_heads(shared: GroupAccount, now: float) -> None:
         shared.hold("group", now)
     elif costs is None:
         shared.hold("rate", now)
-    # Else a head of another lane of the group is before them, now or later.
+    # Else a head of another lane of the group is before them: now, or from ``when`` on.
     elif (when := group.rates.ready_at(dict(costs), now)) > now:
         shared.hold("rate", now, when)
     else:
@@ -259,12 +260,12 @@ def _wait_alone(job: AnyJob, account: Account, own: Own, now: float) -> None:
 
 
 def _share_cause(account: Account, now: float) -> None:
-    """Let the head of ``account``, if it waits there yet, wait as the others do."""
+    """Let the head of ``account``, if it still waits there, wait as the others do."""
     head, account.head = account.head, None
     log = None if head is None or head._state is not WAITING else head._log
     if head is None or log is None:
         return
-    # A cause of its own is noted with this account, a shared one with that of the group. With any
-    # other, it waits as the others do already, or elsewhere.
+    # Its log has this account if it has a cause of its own, that of the group if it shares that.
+    # With any other account it waits as the others do already, or elsewhere.
     if log[ACCOUNT] is (account if log[OWN] is not SHARED else account.follows):
         head._log = (added_up(log, now), None, account, account.mark, SHARED, now)

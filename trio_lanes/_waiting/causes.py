@@ -1,7 +1,7 @@
 """`Job.root_causes`: what holds a job, in words, for the walk to the roots of its wait.
 
 In line a job has the reasons of the head of its lane, and in a session it waits for the best job
-that waits there. Of the jobs of a reason those that go on come first.
+that waits there. Of the jobs of a reason those that can go on come first.
 
 The search is bounded (`_MOST_JOBS` and the others), linear in the slots of a lane besides, and says
 where it was cut.
@@ -71,12 +71,12 @@ class _HeldJob:
         ahead, group = None, lane.group
         if group is not None:
             others = any(other.line for other in group.lanes if other is not lane)
-            # else jobs of other lanes come between
+            # if not alone, jobs of other lanes may be charged in between
             alone = len(jobs) == 1 or not others
             self._charges[group] = self._charges[lane] if alone else []
             ahead = group.waits_for_charge(self._now)
         for one in obstacles_in(lane, self._head, [], self._now):
-            # the head of another lane waits for the same charge
+            # If the head of another lane is charged before it, "order" leads there.
             if one.by is not group or one.kind != "rate" or ahead in (None, self._head):
                 yield one
 
@@ -100,7 +100,7 @@ class _HeldJob:
         """Return ``one`` as a root, or as what leads on to one."""
         kind, name = one.kind, one.by.name
         if kind in RELATIONS:
-            # in a room all go on, and they may be very many
+            # for room any of those that wait may start, and they may be very many
             jobs = _in_order(islice(one.jobs, _FEW if kind == "room" else None))
             if jobs:
                 is_group = isinstance(one.by, Group)
@@ -207,7 +207,7 @@ class _HeldJob:
 
 
 def _in_order(jobs: Iterable[AnyJob]) -> list[AnyJob]:
-    """Return those of ``jobs`` to follow, and first those that go on."""
+    """Return those of ``jobs`` to follow, and first those that can go on."""
     return sorted(jobs, key=lambda job: not can_continue(job))[:_FEW]
 
 

@@ -66,7 +66,7 @@ class Room:
             actor = next(iter(self.lines_to_serve))
             if isinstance(actor, LaneActor):
                 request = _first_to_enter(actor, now)
-                if request is not None:  # the lane stays unseen: the next may enter as well
+                if request is not None:  # the lane stays in: its next request may enter as well
                     self.leave(request)
                     return request
                 self._wake_for_first(actor, now)

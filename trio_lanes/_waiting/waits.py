@@ -5,8 +5,9 @@ the job *inside* which the task waits, if any. The waits inside jobs are in a ta
 the Trio run (`JobsByTask.waits`), since they may lead through several `open_lanes`. With them
 `deadlock` finds the waits that can never end; here these end in errors.
 
-A wait that begins or ends outside of a batch changes no lane, so it is no act. What follows from it
-is: a request for room is refused, a cancelled job goes on without its slot. The loop does these.
+A wait that begins or ends changes no lane, so it is no act, and needs no batch. What may follow
+from it is one: a request for room is refused, a cancelled job goes on without its slot. The loop
+does these.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class TaskWaits:
         self._room: Final = room
         self._watches: Final = watches
         self._tell_refused: Final = tell_refused
-        self.inside: Final = table.waits
+        self.inside: Final = table.waits  # of the whole Trio run
 
     # ---- a wait begins, and ends
 
@@ -107,10 +108,12 @@ class TaskWaits:
         except LaneDeadlockError:
             if table.kin is None or not table.kin.verify():
                 raise
+            # some of the waits by which it was found are none of their jobs any more
             released = deadlock.check(wait, table)
         _release(released)
         if self._watches.inside:
-            self._watches.check_inside()  # a wait for lanes inside the target leaves this job out
+            # A wait for lanes inside ``target`` leaves out this job from now on.
+            self._watches.check_inside()
 
     def forget(self, wait: Wait) -> None:
         """Remove ``wait``, which ends, from all tables."""
@@ -171,7 +174,7 @@ class TaskWaits:
         """Look at all waits inside jobs by the present limits.
 
         With ``ends_waits`` those that can never end do so in errors, but for those of ``known``
-        jobs: these were stuck before, as the application has lowered a limit.
+        jobs: these were stuck before, since the application had lowered a limit.
         """
         self.look_at_stray()
         stuck = deadlock.stuck_jobs(self.inside)
@@ -193,6 +196,7 @@ class TaskWaits:
             if not isinstance(found, tuple):
                 _release(found)
                 return
+            # else some of these waits are none of their jobs any more: look again
             if self._table.kin is None or not self._table.kin.verify():
                 self.fail(*found)
 
@@ -221,4 +225,4 @@ def _release(jobs: Iterable[AnyJob]) -> None:
     for job in jobs:
         with waits_of(job)._acts.batch():
             lane: LaneActor = job._lane
-            lane.touch()
+            lane.touch()  # when it is served, it lets them go on if no slot can come

@@ -1,4 +1,4 @@
-"""What can be wrong with a store besides the waits of jobs: a function for each kind of problem."""
+"""What can be wrong with a store besides the waits of jobs, by kinds of problems."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from .lanes import DurableLanes
 
 DEAD_FOR: Final = 3600.0
-"""Seconds for which it is a problem that a job has died."""
+"""For how many seconds after its death a dead job is a problem."""
 SKIPPED_IN_ROW: Final = 3
-"""How many due times in a row a schedule may not skip."""
+"""From how many due times in a row that it has skipped a schedule is a problem."""
 GIVES_NOTHING_FOR: Final = 60.0
-"""Seconds for which a quota may give nothing back."""
+"""Seconds from now on for which it is a problem that a quota gives nothing back."""
 HELD_FOR: Final = 300.0
-"""Seconds for which a snapshot may be held."""
+"""Seconds from which on it is a problem that a snapshot is held."""
 LOG_KEPT: Final = 256 * 1024 * 1024
-"""Bytes of the log of a SQLite file which a reader may keep."""
+"""How many bytes of the log of a SQLite file a reader may keep."""
 
 _MOST_DEAD: Final = 20
-"""How many dead jobs are looked at that may keep a session closed, the oldest first."""
+"""Of how many dead jobs, the oldest, it is asked whether they keep their sessions closed."""
 _MOST_TYPES: Final = 3  # of errors, in a text
 _MOST_SCHEDULES: Final = 200
 
@@ -81,7 +81,7 @@ def silent_instances(instances: Iterable[InstanceInfo]) -> Problem | None:
 def without_instance(
     now: DurableStatistics, instances: Iterable[InstanceInfo], time: float
 ) -> Problem | None:
-    """Return that something is due, though it does not wait yet, and no instance lives."""
+    """Return that what is parked or scheduled has been due for long, and no instance lives."""
     if not now.due or now.next_due is None or any(lives(one) is not False for one in instances):
         return None
     waited = time - now.next_due
@@ -96,7 +96,7 @@ def without_instance(
 
 @final
 class Letters:
-    """The dead letters, as they were read last: they are many, and mostly the same."""
+    """The dead jobs, kept until others have died: they are many, and mostly the same."""
 
     def __init__(self) -> None:
         self._read_for: tuple[int, ...] = ()
@@ -161,7 +161,7 @@ async def _closes(lanes: DurableLanes, dead: DurableStatus) -> Problem | None:
 
 
 async def schedules(lanes: DurableLanes) -> tuple[list[Problem | None], list[str]]:
-    """Return which schedules skip, or were refused; and that there are more."""
+    """Return which schedules skip, or were refused; and in words what was not looked at."""
     found = await lanes.schedules(_MOST_SCHEDULES + 1)
     more = ["some of the schedules"] if len(found) > _MOST_SCHEDULES else []
     return [await _schedule(lanes, one) for one in found[:_MOST_SCHEDULES]], more
@@ -224,13 +224,13 @@ async def _quota(lanes: DurableLanes, one: QuotaStatistics, time: float) -> Prob
 
 @final
 class Snapshots:
-    """Snapshots that are held, and since when they were seen: the store may not see their ages."""
+    """Snapshots that are held; and since when those are seen whose ages the store cannot see."""
 
     def __init__(self) -> None:
         self._seen: dict[HeldSnapshot, float] = {}
 
     async def look(self, lanes: DurableLanes, time: float) -> tuple[Problem | None, list[str]]:
-        """Return that one is held for too long; and of which it is not known for how long."""
+        """Return that one is held for too long; and in words of which that is not known."""
         now = trio.current_time()
         held = await lanes._store.look(HeldSnapshots())
         self._seen = {
