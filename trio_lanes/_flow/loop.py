@@ -551,7 +551,7 @@ class Scheduler:
         except BaseException as error:
             self.broke_down(error)
             raise
-        if self.waits.inside and not options.yield_slot:  # with it, `run` checks, and lends first
+        if self.waits.inside and not options.yield_slot:  # with it, `run` checks when it has lent
             self.waits.check_accepted(job)
         if not options.queue_timeout:
             if outermost:
