@@ -20,7 +20,7 @@ from ..durable._sqlite.guest import host
 from ..durable._sqlite.life_lock import forget_life, hold_life
 from ..durable._wire.client import ServedStoreClient
 from ..durable._wire.sockets import connect_unix, serve_unix
-from ..durable._wire.stand_in import standing_in
+from ..durable._wire.substitute import substituted
 from ._exits import CommandError
 
 
@@ -61,7 +61,7 @@ class ServedFile:
     @asynccontextmanager
     async def used(self) -> AsyncIterator[None]:
         """Let the lanes of the application, in this block, use it."""
-        with standing_in(self._find):
+        with substituted(self._find):
             yield
         # else its file says when this has ended; that is so in a process of its own alone
         if self._path is not None and not self._is_gone:  # pragma: no branch

@@ -157,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     command = parser()
     options = command.parse_args(arguments)
+    if not __debug__:
+        command.error("the stories check by assert: run Python without -O")
     with tempfile.TemporaryDirectory() as folder:
         try:
             wrong = check_of(options.make(Path(folder)))

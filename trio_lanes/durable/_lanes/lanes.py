@@ -850,7 +850,7 @@ class DurableLanes(HasEnd):
         their sessions closed, at instances, schedules, quotas and snapshots of the database, and
         at the bodies of this instance as `Lanes.health <trio_lanes.Lanes.health>` does. The bodies
         of others are looked at if they hold up such a wait. A wait for what is at work, or is over
-        by itself, is no problem. `Problems.left_out` says what was not looked at.
+        by itself, is no problem. Its ``left_out`` says what was not looked at.
 
         A store that cannot be reached is a problem, of kind ``"store"``; it is not raised.
 

@@ -30,7 +30,7 @@ from .._options.names import checked_name
 from .._options.retry import RetryPolicy
 from .._runs.lease import Lease, check_lease
 from .._runs.worker import Handler, Worker
-from .._wire.stand_in import stand_in
+from .._wire.substitute import substitute
 from ..acts.inspection import AllGroups, AllLanes, AllRules
 from .lanes import DurableLanes
 from .locks import LockRequests
@@ -143,7 +143,7 @@ def open_durable_lanes(
     limits = {
         checked_name("a quota's name", name): _limits(name, of) for name, of in quotas.items()
     }
-    store = stand_in(store)
+    store = substitute(store)
     if worker and store.leased:
         check_lease(lease_ttl, store.patience)
     instruments = tuple(instruments)

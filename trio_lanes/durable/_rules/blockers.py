@@ -107,9 +107,10 @@ def _in_lane(queues: Queues, job: JobRecord) -> Iterator[DurableBlocker]:
         if first is not None and first.id != job.id:
             is_next = False
             ages = limit.aging < math.inf
-            before = (
-                turn.before(job, JOBS_LISTED) if ages else tables.ready_before(job, JOBS_LISTED)
-            )
+            if ages:
+                before = turn.consume_before(job, JOBS_LISTED)
+            else:
+                before = tables.ready_before(job, JOBS_LISTED)
             # of a fair lane: owners
             yield DurableBlocker("order", lane, first.id, before=max(1, before))
     for kind, name in budget.refused_by(lane):

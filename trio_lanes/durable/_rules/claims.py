@@ -569,7 +569,7 @@ class LaneTurn:
         waits = head.submitted_at if head.due is None or head.why == "session" else head.due
         return Fraction(waits) - head.priority * Fraction(self._aging)
 
-    def before(self, job: JobRecord, most: int) -> int:
+    def consume_before(self, job: JobRecord, most: int) -> int:
         """Return how many jobs go before one that is ready, ``most`` at most; once only.
 
         Of its own priority they are those that stand before it in the lists.

@@ -94,7 +94,7 @@ class HeldSnapshots(Question[list[HeldSnapshot]]):
 class QueueOf(Question[list[QueuedJob]], long=True):
     """The oldest waiting, parked and running jobs of a session, in order of their ids.
 
-    They are at most `JOBS_LISTED`, with at most ``STEP_BYTES`` of payloads, or are a single job.
+    They are at most ``JOBS_LISTED``, with at most ``STEP_BYTES`` of payloads, or are a single job.
     """
 
     session: str
@@ -182,7 +182,7 @@ class JobsOf(Question[list[DurableStatus]], long=True):
     of: Selection
     after: int
     limit: int
-    """At most `JOBS_LISTED`; fewer jobs mean that there are no more."""
+    """At most ``JOBS_LISTED``; fewer jobs mean that there are no more."""
 
     def answer(self, queues: Queues) -> list[DurableStatus]:
         limit = min(self.limit, JOBS_LISTED)

@@ -39,8 +39,8 @@ class DropLog(Act[bool]):
 class LogPage(Question[list[tuple[int, str, str]]], long=True):
     """The first records of a log with numbers above ``after``, in order.
 
-    Each is its number, the incarnation that added it, and its text. They are at most `JOBS_LISTED`,
-    and have at most ``STEP_BYTES`` of text, or are a single record.
+    Each is its number, the incarnation that added it, and its text. They are at most
+    ``JOBS_LISTED``, and have at most ``STEP_BYTES`` of text, or are a single record.
     """
 
     log: str

@@ -144,7 +144,7 @@ class DropSchedule(Act[bool]):
 
 
 class SchedulesOf(Question[tuple[float, list[DurableSchedule]]]):
-    """The store's Unix time, and at most `NAMES_LISTED` schedules."""
+    """The store's Unix time, and at most ``NAMES_LISTED`` schedules."""
 
     schedule: str | None
     """That of this name; None: all."""

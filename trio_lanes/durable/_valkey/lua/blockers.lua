@@ -141,7 +141,7 @@ function in_lane(job)
     local first = turn:first()
     if first and first.id ~= job.id then
       is_next = false
-      local before = turn.ages and turn:before(job, PAGE) or ready_before(job)
+      local before = turn.ages and turn:consume_before(job, PAGE) or ready_before(job)
       add('order', lane, first.id, nil, math.max(1, before))  -- of a fair lane: owners
     end
   end

@@ -457,7 +457,7 @@ end
 
 -- How many jobs go before one that is ready, `most` at most; once only. Of its own priority they are
 -- those that stand before it in the lists.
-function LaneTurn:before(job, most)
+function LaneTurn:consume_before(job, most)
   local count = 0
   for _ = 1, most do
     local first = self.fronts:first(job.priority) and self:first()

@@ -1,4 +1,4 @@
-"""Stand-ins: a store that an application names, and that its process reaches in another way.
+"""Substitutes: a store that an application names, and that its process reaches in another way.
 
 A supervisor owns the file of its workers. Each worker runs the same application as a worker without
 a supervisor does, so its lanes name the file; they get the supervisor's store instead.
@@ -13,13 +13,13 @@ from typing import Final, TypeAlias
 
 from .._contract.protocol import Store
 
-StandIn: TypeAlias = Callable[[Store], Store]
+Substitute: TypeAlias = Callable[[Store], Store]
 
-_present: Final[ContextVar[StandIn | None]] = ContextVar("stand-in of stores", default=None)
+_present: Final[ContextVar[Substitute | None]] = ContextVar("substitute of stores", default=None)
 
 
 @contextmanager
-def standing_in(find: StandIn) -> Iterator[None]:
+def substituted(find: Substitute) -> Iterator[None]:
     """Let ``find`` say, inside of the block, which store lanes use for a store that they name."""
     token = _present.set(find)
     try:
@@ -28,7 +28,7 @@ def standing_in(find: StandIn) -> Iterator[None]:
         _present.reset(token)
 
 
-def stand_in(store: Store) -> Store:
+def substitute(store: Store) -> Store:
     """Return the store that lanes use for a store that they name: mostly itself."""
     find = _present.get()
     return store if find is None else find(store)
