@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.chaos import examples
-from trio_lanes._config.shares import OTHERS, class_of
+from trio_lanes._config.shares import UNLISTED_CLASS, weight_class
 from trio_lanes._queue.fair import FIRST, FairLine
 from trio_lanes._queue.shares import Scale, Shares
 
@@ -413,9 +413,9 @@ def test_an_owner_has_the_weight_of_its_name_or_of_its_longest_template(
     owner: Hashable, weight: float
 ) -> None:
     weights = {"gold": 4, "team:a": 3, "team:*": 2, "*": 1}
-    assert weights[class_of(weights, owner)] == weight
+    assert weights[weight_class(weights, owner)] == weight
     del weights["*"]
-    assert weights.get(class_of(weights, owner), 1) == weight
+    assert weights.get(weight_class(weights, owner), 1) == weight
 
 
 @given(st.integers(40, 200), AGINGS)
@@ -483,7 +483,7 @@ def test_the_class_that_is_served_is_that_of_the_stores(
     named = {chr(ord("a") + n): weight for n, weight in enumerate(weights)}
     shares, owed, owners = Shares(Scale(named)), dict[str, Fraction](), dict[str, int]()
     for number, count in steps:
-        name = [*named, OTHERS][number % (len(named) + 1)]
+        name = [*named, UNLISTED_CLASS][number % (len(named) + 1)]
         if count <= 2 and (owners.get(name) or count):
             owners[name] = count
             owed.setdefault(name, Fraction(0))
@@ -518,8 +518,8 @@ def test_an_owner_has_the_class_of_the_stores() -> None:
         7,
         None,
     ):
-        assert scale.class_of(owner) == class_of(weights, owner)
-        assert rest.class_of(owner) == class_of({**weights, "*": 5.0}, owner)
+        assert scale.weight_class(owner) == weight_class(weights, owner)
+        assert rest.weight_class(owner) == weight_class({**weights, "*": 5.0}, owner)
 
 
 def test_a_class_that_was_able_to_be_served_waits_when_others_have_come() -> None:

@@ -20,17 +20,17 @@ from typing import Final
 
 from .names import template_of
 
-OTHERS: Final = ""
+UNLISTED_CLASS: Final = ""
 """The class of the owners that no entry of the weights matches; its weight is 1."""
 
 
-def class_of(weights: Mapping[str, float], owner: Hashable) -> str:
+def weight_class(weights: Mapping[str, float], owner: Hashable) -> str:
     """Return the entry of ``weights`` that an owner has: its name, or the longest template of it.
 
     An owner that is no text is matched by ``"*"`` alone.
     """
     name = owner if isinstance(owner, str) else ""
-    return name if name in weights else template_of(name, weights) or OTHERS
+    return name if name in weights else template_of(name, weights) or UNLISTED_CLASS
 
 
 def next_class(owed: Mapping[str, float], pulls: Mapping[str, float]) -> str:

@@ -24,7 +24,7 @@ from fractions import Fraction
 from itertools import islice
 from typing import Final, Generic, TypeVar, final
 
-from .._config.shares import OTHERS
+from .._config.shares import UNLISTED_CLASS
 from .backlog import Backlog, in_order
 from .shares import Scale, Shares
 
@@ -238,7 +238,7 @@ class _Priority(Generic[T]):
     def _class_of(self, owner: Hashable) -> str | None:
         if owner is FIRST:
             return None
-        return OTHERS if self._scale is None else self._scale.class_of(owner)
+        return UNLISTED_CLASS if self._scale is None else self._scale.weight_class(owner)
 
     def add(self, item: T, arrival: int, owner: Hashable) -> None:
         self._latest = max(self._latest, arrival)

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Final, final
 
 from .._config.names import TEMPLATE_MARK, is_template
-from .._config.shares import OTHERS
+from .._config.shares import UNLISTED_CLASS
 
 _ONE_BITS: Final = 96
 _SAME_BITS: Final = 48
@@ -42,15 +42,15 @@ class Scale:
         self.pulls: Final = {name: int(weight * scale) for name, weight in exact.items()}
         self.one: Final = scale << _ONE_BITS  # the length of a step for a pull of 1
 
-    def class_of(self, owner: Hashable) -> str:
-        """Return what `trio_lanes._config.shares.class_of` does, however many entries there are."""
+    def weight_class(self, owner: Hashable) -> str:
+        """Return what `_config.shares.weight_class` does, however many entries there are."""
         name = owner if isinstance(owner, str) else ""
         if name in self.pulls:
             return name
         for length in self._prefixes:
             if len(name) >= length and (template := name[:length] + TEMPLATE_MARK) in self.pulls:
                 return template
-        return OTHERS
+        return UNLISTED_CLASS
 
 
 @final

@@ -65,7 +65,7 @@ LUA_ONLY = {
     """,
     "lines": "request tell serve of_instance name_of all_limits charge",
     "fair": """
-        shares_key heads_of first_behind class_of names_and_total next_class choose note_served
+        shares_key heads_of first_behind weight_class names_and_total next_class choose note_served
     """,
     "meters": """
         SlidingWindow.mark_at SlidingWindow.add

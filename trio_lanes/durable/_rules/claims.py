@@ -32,7 +32,7 @@ from itertools import islice
 from operator import is_, methodcaller
 from typing import Final, final
 
-from ..._config.shares import OTHERS, next_class, note_served
+from ..._config.shares import UNLISTED_CLASS, next_class, note_served
 from .._contract.protocol import STEP_BYTES
 from .._contract.records import Claim, LaneLimit
 from .._contract.state import RUNNING
@@ -424,7 +424,7 @@ class _FairFront:
         self._weights = weights
         # {(ring, handler's name): the place behind which its next job is}
         self._after: dict[tuple[str, str], int | None] = {
-            (ring, name): None for ring in {OTHERS: None, **self._shares} for name in names
+            (ring, name): None for ring in {UNLISTED_CLASS: None, **self._shares} for name in names
         }
         self._first: JobRecord | None = None
         self._pulls: dict[str, float] = {}  # of the rings among which the first was chosen
@@ -439,7 +439,7 @@ class _FairFront:
         for (ring, name), after in self._after.items():
             for job in self._tables.ready(self._lane, self._priority, name, after, 1, ring):
                 heads[ring] = min(job, heads.get(ring, job), key=place_on_list)
-        self._pulls, first = {}, heads.get(OTHERS)
+        self._pulls, first = {}, heads.get(UNLISTED_CLASS)
         # A job that was given back stands for no owner: it goes first, and takes no turn.
         if len(heads) > 1 and not (first is not None and first.party is None):
             shares = self._shares

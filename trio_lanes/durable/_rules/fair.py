@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..._config.shares import class_of
+from ..._config.shares import weight_class
 from .._contract.records import LaneLimit
 from .job_record import BEHIND_OWNER, ON_LIST, JobRecord
 from .lane_limits import limit_of
@@ -100,7 +100,7 @@ def _relist(tables: Tables, lane: str) -> None:
 
 def _standing(job: JobRecord, weights: Mapping[str, float]) -> tuple[str, str]:
     owner = job.session if job.owner is None else job.owner
-    return "-" if owner is None else f"={owner}", class_of(weights, owner)
+    return "-" if owner is None else f"={owner}", weight_class(weights, owner)
 
 
 def _count(tables: Tables, job: JobRecord, ring: str, by: int) -> None:

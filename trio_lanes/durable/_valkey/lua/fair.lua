@@ -120,7 +120,7 @@ function fair.relist(lane)
 end
 
 -- The entry of the weights that an owner has: its name, or the longest template of it, or ''.
-local function class_of(weights, owner)
+local function weight_class(weights, owner)
   local longest = ''
   for label in pairs(weights) do
     if label == owner then
@@ -135,7 +135,7 @@ end
 -- For which owner a job stands, and in which ring.
 function fair.standing(job, weights)
   local owner = job.owner or job.session
-  return owner and '=' .. owner or '-', class_of(weights, owner or '')
+  return owner and '=' .. owner or '-', weight_class(weights, owner or '')
 end
 
 function fair.count(job, ring, by)
