@@ -19,7 +19,7 @@ async def waits(payload: Any) -> None:
 async def test_of_a_lane_with_many_runs_the_last_that_began_counts(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "PAGE", 2)
+    monkeypatch.setattr(health, "JOBS_LISTED", 2)
     async with (
         open_durable_lanes(MemoryStore(), {"waits": waits}, {"main": 4}, grace=0) as lanes,
     ):

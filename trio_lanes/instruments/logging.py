@@ -202,15 +202,12 @@ def _seconds(since: float | None, until: float | None) -> float:
 async def log_health(*lanes: Lanes | DurableLanes, every: float = 30.0) -> NoReturn:
     """Write to the logger ``trio_lanes.health`` when a problem comes, and when it has gone.
 
-    ::
-
-        nursery.start_soon(log_health, lanes, durable)
-
-    A problem is what `Lanes.health <trio_lanes.Lanes.health>` and ``DurableLanes.health`` find. It
-    is one line of the level WARNING when it comes, and one of INFO when it has gone; the records
-    have ``event`` (``"problem"``, ``"problem_gone"``), ``kind`` and ``lane`` as fields. While a
-    store cannot be reached, what was wrong in it is not said to have gone. It runs until it is
-    cancelled. Of lanes for asyncio, give it ``lanes.trio``, in the nursery of a Trio task.
+    A task of a nursery: ``nursery.start_soon(log_health, lanes, durable)``. A problem is what
+    `Lanes.health <trio_lanes.Lanes.health>` and ``DurableLanes.health`` find. It is one line of the
+    level WARNING when it comes, and one of INFO when it has gone; the records have ``event``
+    (``"problem"``, ``"problem_gone"``), ``kind`` and ``lane`` as fields. While a store cannot be
+    reached, what was wrong in it is not said to have gone. It runs until it is cancelled. Of lanes
+    for asyncio, give it ``lanes.trio``, in the nursery of a Trio task.
 
     Args:
       lanes: lanes of the core, and durable lanes; of several, each ``(kind, lane)`` is told once.
