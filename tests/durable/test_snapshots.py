@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.support.programs import PATIENCE
 from trio_lanes.durable import SqliteStore, open_durable_lanes
@@ -49,13 +51,31 @@ async def test_a_reader_that_keeps_the_log_is_a_problem_until_it_has_ended(
         assert await lanes.health() == ()
 
 
-@pytest.mark.parametrize("index", [None, b"short"])
-def test_a_file_without_a_log_keeps_nothing(tmp_path: Path, index: bytes | None) -> None:
+def test_a_file_without_a_log_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    if index is not None:
-        Path(f"{path}-shm").write_bytes(index)
     with closing(sqlite3.connect(path)) as connection:
         assert SqliteTables(connection, str(path)).held_snapshots() == []
+
+
+IN_USE = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as index:
+    try:
+        # the byte that each connection locks
+        fcntl.lockf(index, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
+    except BlockingIOError:
+        print("in use")
+"""
+
+
+@pytest.mark.real_processes
+async def test_a_look_at_the_log_leaves_to_sqlite_the_locks_of_this_process(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_durable_lanes(SqliteStore(path, patience=PATIENCE), {"waits": waits}) as lanes:
+        for _ in range(2):
+            command = [sys.executable, "-c", IN_USE, f"{path}-shm"]
+            assert (await trio.run_process(command, capture_stdout=True)).stdout == b"in use\n"
+            assert await lanes.health() == ()
 
 
 async def test_a_small_log_is_no_problem(tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ clock that has gone back: they were counted, however long it took.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -33,8 +31,6 @@ from .machine_time import Moment
 from .rows import SqliteRows
 from .schema import confirmed_error, is_damage
 
-_LOG_INDEX: Final = struct.Struct("=14xHI76xI")
-"""Of the head of a WAL index: the size of a page, the last frame, and how many are in the file."""
 NUMBER_GAP: Final = 2**16
 """Numbers that a worker leaves out when it opens a file: more than an unsynced log can hold.
 
@@ -247,21 +243,15 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
     # ---- times
 
     def held_snapshots(self) -> list[HeldSnapshot]:
-        """Return the log, if a reader keeps a part of it that is not in the file yet.
+        """Return the log, if a reader keeps a part of it that cannot be copied into the file.
 
-        The head of the index of the log says so. The length of the log does not: it stays.
+        SQLite is asked, by a connection of its own, since a transaction can copy nothing. Nobody
+        may open the files of the log: a process that closes one loses all locks of SQLite there.
         """
-        try:
-            with open(f"{os.path.realpath(self._name)}-shm", "rb") as index:
-                head = index.read(_LOG_INDEX.size)
-        except OSError:  # nothing was written yet
-            return []
-        if len(head) < _LOG_INDEX.size:
-            return []
-        page, last, copied = _LOG_INDEX.unpack(head)
-        if last == copied:
-            return []
-        return [HeldSnapshot("log", self._name, size=last * (page if page > 1 else 2**16))]
+        with closing(sqlite3.connect(self._name, timeout=0)) as other:
+            (page,) = other.execute("PRAGMA page_size").fetchone()
+            _, frames, copied = other.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return [] if frames == copied else [HeldSnapshot("log", self._name, size=frames * page)]
 
     def ahead_of_wall(self) -> float:
         return self.ahead
