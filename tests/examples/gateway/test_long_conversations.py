@@ -152,6 +152,7 @@ def test_the_model_is_shown_what_the_definition_says_whatever_the_order_of_turns
         if last and rng.random() < 0.1:  # a crash has cut it off: it is begun again
             response = rng.choice(last)
             previous = came_from[response]
+        known = set(came_from)
         came_from[response] = previous
         shown = tuple(message for one in exchanges for message in one)
         expected = as_defined(shown, previous, [response])
@@ -159,8 +160,10 @@ def test_the_model_is_shown_what_the_definition_says_whatever_the_order_of_turns
             got = histories.read("c", shown, previous, [response])
         except ModelError:
             assert expected is None
-        else:
-            assert [message.text for message in got] == expected
+            if len(came_from) > len(known):  # what is refused is asked of no model
+                del came_from[response]
+            continue
+        assert [message.text for message in got] == expected
         new = exchange(number, response, previous)
         if rng.random() < 0.1:  # its turn goes on while others come and go
             running.append((len(exchanges), new))
