@@ -14,3 +14,13 @@ async def test_a_lane_that_is_gone_is_forgotten_once_and_not_the_one_after_it() 
         registry.revive_lane(new)
         registry.forget(old)
         assert registry.lanes["tenant:a"] is new
+
+
+async def test_a_session_that_is_gone_is_forgotten_once_and_not_the_one_after_it() -> None:
+    async with open_lanes() as lanes:
+        registry = lanes._scheduler.registry
+        old = registry.revive_session("alice")
+        registry.forget(old)
+        new = registry.revive_session("alice")
+        registry.forget(old)
+        assert registry.sessions["alice"] is new
