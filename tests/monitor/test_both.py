@@ -95,6 +95,15 @@ async def test_the_jobs_of_a_worker_are_counted_once(autojump_clock: MockClock) 
         assert frame["health"] == []
 
 
+async def test_a_session_of_a_worker_is_counted_once(autojump_clock: MockClock) -> None:
+    async with opened() as durable:
+        for _ in range(2):
+            await durable.submit("wait", session="s")
+        await trio.sleep(1)
+        assert durable.local is not None
+        assert (await frame_of(durable.local, durable))["totals"]["sessions"] == 1
+
+
 async def test_a_lane_without_a_limit_has_none_with_the_store_either(
     autojump_clock: MockClock,
 ) -> None:

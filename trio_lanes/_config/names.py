@@ -5,7 +5,7 @@ The name of a session lane begins with ``session:``. Any other name is that of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -100,3 +100,8 @@ def template_of(name: str, configured: Iterable[str]) -> str | None:
         label for label in configured if is_template(label) and name.startswith(label[:-1])
     )
     return max(templates, key=len, default=None)
+
+
+def label_of(name: str, configured: Collection[str]) -> str | None:
+    """Return ``name`` if it is configured, else the longest template that it matches, if any."""
+    return name if name in configured else template_of(name, configured)

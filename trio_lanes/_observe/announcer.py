@@ -124,10 +124,10 @@ class _HooksOfQuietLanes:
         while self.changed:
             actor = next(iter(self.changed))
             del self.changed[actor]
-            is_new_that_empty, is_new_that_idle = actor.announce()
-            if is_new_that_empty:
+            became_empty, became_idle = actor.announce()
+            if became_empty:
                 self._announcer.tell_of_lane(hooks.lane_empty, actor)
-            if is_new_that_idle:
+            if became_idle:
                 self._announcer.tell_if_idle(actor)
-            if (is_new_that_empty and hooks.lane_empty) or (is_new_that_idle and hooks.lane_idle):
+            if (became_empty and hooks.lane_empty) or (became_idle and hooks.lane_idle):
                 return  # first these: a hook may submit to the other lanes

@@ -19,11 +19,10 @@ import trio
 from trio.abc import Clock
 
 from .._config import check as _check
-from .._config.names import template_of
+from .._config.names import label_of
 from ..durable import (
     DurableLanes,
     DurableState,
-    DurableStatus,
     QuotaStatistics,
     StoreError,
 )
@@ -197,7 +196,7 @@ async def _of_lanes(lanes: DurableLanes) -> _Read:
     zeros: dict[tuple[str, ...], float] = {(name,): 0.0 for name in limits}
     found = {figure: defaultdict(float, zeros) for figure in (STORE_OLDEST_WAIT, *_FIELDS)}
     for name, lane in now.lanes.items():
-        label = name if name in limits else template_of(name, limits) or name
+        label = label_of(name, limits) or name
         for figure, field in _FIELDS.items():
             found[figure][label,] += getattr(lane, field)
         longest = found[STORE_OLDEST_WAIT]
@@ -236,14 +235,8 @@ async def _waits(lanes: DurableLanes, waiting: Sequence[str]) -> dict[str, float
     found: defaultdict[str, float] = defaultdict(float)
     for name in (None, *waiting):
         for job in await lanes.jobs(name, states=[DurableState.WAITING], limit=_JOBS_LOOKED_AT):
-            found[job.lane] = max(found[job.lane], _waited(job))
+            found[job.lane] = max(found[job.lane], job.waited)
     return found
-
-
-def _waited(job: DurableStatus) -> float:
-    """Return for how long a job has waited since it could first run, or since its last run."""
-    since = job.history[-1].ended_at if job.history else None
-    return job.seen_at - (since or job.submitted_at + job.waits.get("delay", 0.0))
 
 
 async def _of_instances(lanes: DurableLanes) -> _Read:

@@ -68,7 +68,10 @@ def add_to_totals(
     totals["oldest"] = max([totals["oldest"], *(round(one.oldest, 3) for one in each)])
     totals["waiting"] += sum(one.waiting for one in each)
     totals["parked"] = sum(one.parked for one in each)
-    totals["sessions"] += sessions
+    # of a worker of the store, sessions with a job that runs are among those that are alive
+    totals["sessions"] = (
+        max(totals["sessions"], sessions) if same else totals["sessions"] + sessions
+    )
     running, most = sum(one.running for one in each), sum(one.concurrency for one in each)
     _add_slots(totals, running, most, same=same)
 

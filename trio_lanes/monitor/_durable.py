@@ -28,7 +28,7 @@ from trio_lanes.durable import (
     StoreUnavailableError,
 )
 
-from .._config.names import template_of
+from .._config.names import label_of
 from .._config.problems import unreachable
 from .._config.reasons import in_words
 from ._actions import whole
@@ -156,12 +156,11 @@ class Durable:
         longest = nlargest(MAX_ROWS, waiting, key=lambda name: now.lanes[name].waiting)
         found: dict[str, StoredLanes] = {}
         for name, one in now.lanes.items():
-            label = name if name in limits else template_of(name, limits) or name
+            label = label_of(name, limits) or name
             oldest = 0.0
             if name in longest:
                 for job in await self._lanes.jobs(name, states=[DurableState.WAITING], limit=1):
-                    ended = job.history[-1].ended_at if job.history else None
-                    oldest = job.seen_at - (ended or job.submitted_at + job.waits.get("delay", 0))
+                    oldest = job.waited
             found.setdefault(label, StoredLanes()).add(one, oldest)
         return found
 

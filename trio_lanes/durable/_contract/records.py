@@ -372,6 +372,12 @@ class DurableStatus:
     texts: JobTexts | None = None
     """What the job carries; None unless it was asked for."""
 
+    @property
+    def waited(self) -> float:
+        """For how many seconds a job that waits has: since its delay was over, or its last run."""
+        since = self.history[-1].ended_at if self.history else None
+        return self.seen_at - (since or self.submitted_at + self.waits.get("delay", 0.0))
+
 
 _REASONS: Final[Mapping[str, str]] = {
     **REASONS,

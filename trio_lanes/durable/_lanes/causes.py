@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from ... import Cause
-from ..._config.names import SESSION_PREFIX, template_of
+from ..._config.names import SESSION_PREFIX, label_of
 from ..._config.reasons import REMEDIES, STANDSTILL_AFTER, before_it, in_words
 from ..._config.roots import HOLDER, RELATIONS, ROOTS, Lead, Reason, Walk, root_of
 from ..._limits.rate import REQUESTS
@@ -215,7 +215,7 @@ class _Reasons:
     async def _limit(self, name: str, *, of_group: bool = False) -> LaneLimit | GroupLimit | None:
         """Return the limits of a lane, or of a group."""
         lanes = {} if of_group else await self._lanes.limits()
-        label = name if name in lanes else template_of(name, lanes)
+        label = label_of(name, lanes)
         return (await self._lanes.groups()).get(name) if label is None else lanes[label]
 
     async def _rate(self, name: str, seconds: float | None, job: _StoredJob) -> Cause:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, final
 import trio
 
 from ... import Problem, Problems
-from ..._config.names import template_of
+from ..._config.names import label_of
 from ..._config.problems import PROBLEM_AFTER, distinct, problem_of, standstill_of, unreachable
 from ..._config.reasons import in_words
 from .._contract.errors import ResultGoneError, StoreError
@@ -141,20 +141,20 @@ class _Look:
             if at == NAMES_LISTED or trio.current_time() - began > _LONGEST_LOOK:
                 self.unseen += len(waiting) - at
                 break
-            label = name if name in limits else template_of(name, limits)
+            label = label_of(name, limits)
             served: list[LaneLimit | GroupLimit] = [limits[label]] if label is not None else []
             of_group = [one for one in groups.values() if label in one.members]
             served += of_group
             longest = max((rate.longest for one in served for rate in one.rates), default=math.inf)
             jobs = await self._jobs_of(name, waiting[name], instances)
-            late = [(job, waited) for job in jobs if (waited := _waited(job)) > PROBLEM_AFTER]
+            late = [(job, seconds) for job in jobs if (seconds := job.waited) > PROBLEM_AFTER]
             if late and _is_full(waiting[name], of_group, now, limits):
                 self.found.append(await self._standstill(name, now, jobs[0], instances))
-            for job, waited in late:
+            for job, seconds in late:
                 with suppress(ResultGoneError):  # it may end meanwhile
                     causes = await lanes.root_causes(job.id)
                     waits = (await lanes.job(job.id).status()).state is job.state
-                    found = problem_of(job.id, name, waited, causes, longest)
+                    found = problem_of(job.id, name, seconds, causes, longest)
                     self.found.append(found if waits else None)
 
     async def _jobs_of(
@@ -182,10 +182,10 @@ class _Look:
         while len(runs) - after == JOBS_LISTED:
             after = len(runs)
             runs += await lanes.jobs(name, states=[RUNNING], limit=JOBS_LISTED, after=runs[-1].id)
-        signs = [run.history[-1].started_at for run in runs if run.history]
+        signs = [run.history[-1].started_at for run in runs]
         if not runs:  # others have all slots of the group
             opened = min((one.since for one in instances if one.alive), default=time)
-            signs.append(max(opened, time - _waited(oldest)))
+            signs.append(max(opened, time - oldest.waited))
         ends = sum(now.ended.get(name, {}).values())
         if lanes.local is not None:
             local = lanes.local.lane(name)
@@ -208,11 +208,6 @@ class _Look:
         return None
 
 
-def _waited(job: DurableStatus) -> float:
-    since = job.history[-1].ended_at if job.history else None
-    return job.seen_at - (since or job.submitted_at + job.waits.get("delay", 0.0))
-
-
 def _is_full(
     lane: DurableLaneStatistics,
     of_group: Iterable[GroupLimit],
@@ -224,7 +219,7 @@ def _is_full(
         return False
     if 0 < lane.concurrency <= lane.running:
         return True
-    labels = {name: name if name in limits else template_of(name, limits) for name in now.lanes}
+    labels = {name: label_of(name, limits) for name in now.lanes}
     return any(
         0
         < group.concurrency

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, final
 import attrs
 
 from ... import LaneDeadlockError
-from ..._config.names import template_of
+from ..._config.names import label_of
 from .._contract.protocol import Store
 from .._contract.records import DurableStatus, Ended
 from .._contract.state import DEAD, ENDED, RUNNING
@@ -106,7 +106,7 @@ async def _limits(store: Store, runs: Iterable[DurableRun], capacity: int | floa
     """Return the limits of the lanes that runs have slots of, or wait for."""
     known, groups = await store.look(AllLanes()), await store.look(AllGroups())
     lanes = {run.lane for run in runs} | {one.job.lane for run in runs for one in run._waiting_for}
-    labels = {lane: lane if lane in known else template_of(lane, known) for lane in lanes}
+    labels = {lane: label_of(lane, known) for lane in lanes}
     limits = [_Limit(known[label].concurrency, (lane,)) for lane, label in labels.items() if label]
     limits += [
         _Limit(
