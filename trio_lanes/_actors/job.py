@@ -336,10 +336,12 @@ class Job(Generic[T_co]):
 
     @property
     def progress_at(self) -> float | None:
-        """When it has told of `progress` last, or has started, on `trio.current_time`; None if it
-        has not started.
+        """When it has told of `progress` last, or has got its slot, on `trio.current_time`.
+
+        None if it has not started. While it has no slot, since it lends it, when it has started:
+        then its idle time does not count.
         """
-        if self.started_at is None or self._progress_at == math.inf:  # it has lent its slot since
+        if self.started_at is None or self._progress_at == math.inf:
             return self.started_at
         return self._progress_at
 

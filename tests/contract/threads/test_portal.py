@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import logging
+import math
 import queue
 import signal
 import threading
@@ -861,10 +862,13 @@ async def test_a_job_knows_that_it_runs_in_trio_also_when_an_asyncio_thread_subm
         assert await in_thread(asyncio.run, in_asyncio()) == "trio"
 
 
-async def test_in_another_thread_every_call_that_would_change_lanes_is_refused() -> None:
+@pytest.mark.parametrize("idle_timeout", [PATIENCE, math.inf])
+async def test_in_another_thread_every_call_that_would_change_lanes_is_refused(
+    idle_timeout: float,
+) -> None:
     gate = trio.Event()
     async with open_lanes({"main": 1}) as lanes:
-        running = lanes.submit_nowait(gate.wait, idle_timeout=PATIENCE)
+        running = lanes.submit_nowait(gate.wait, idle_timeout=idle_timeout)
         waiting = lanes.submit_nowait(trio.sleep, 0, session="alice")
         before = lanes.statistics()
         session, lane = lanes.session("bob"), lanes.lane("main")
