@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -304,6 +305,20 @@ async def test_when_its_parent_is_gone_its_jobs_are_cancelled_at_once(
     assert "the parent of this process has ended" in caplog.text
     (left,) = clocks
     assert 20 < left < 0.95 * 30  # the lease
+
+
+async def test_a_process_that_still_runs_soon_after_its_parents_end_listens_no_more(
+    clocks: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listens_no_more = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    tell = partial(token.run_sync_soon, listens_no_more.set)
+    monkeypatch.setattr(_children, "end_listeners", tell)
+    ours, theirs = socket.socketpair()
+    with ParentConnection(theirs.detach()).heard(lambda _: None, lambda: None, lambda: 7.0):
+        ours.close()
+        await listens_no_more.wait()
+    assert clocks == [7]
 
 
 async def test_a_line_that_is_cut_before_it_is_ready_ends_it_too(
