@@ -38,7 +38,7 @@ WITH_OUTPUT = [path for path in EXAMPLES if path.with_suffix(".txt").exists()]
 # What it prints depends on the scheduler: a test of its own
 UNORDERED = ROOT / "examples" / "coming" / "by_hand.py"
 # What they are about is outside of Trio's clock.
-IN_REAL_TIME = {"threads.py", "portal.py", "database.py", "durable.py"}
+IN_REAL_TIME = {"threads.py", "portal.py", "database.py", "durable.py", "spent.py"}
 # It imports `trio_asyncio`, which changes the loops of asyncio for all of its process.
 ALONE = ROOT / "examples" / "howto" / "asyncio_bodies.py"
 NOT_PROGRAMS = {"adaptive_simulation.py", "gateway.py", "test_gateway.py"}
