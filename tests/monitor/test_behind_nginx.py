@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,11 +13,11 @@ import pytest
 import trio
 
 from tests.support.programs import PATIENCE, Program, running
+from tests.support.proxies import free_port, nginx, until_served
 
 pytestmark = [pytest.mark.real_processes, pytest.mark.needs("nginx")]
 
 PROXY_PARAMS = "/etc/nginx/proxy_params"  # Debian's
-NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or ""
 PATHS = ["", "static/page.js", "access", "frames", "history", "job/1", "session/ann", "durable"]
 OTHERS_APP = """
 from contextlib import asynccontextmanager
@@ -35,11 +32,6 @@ async def lifespan(app):
 
 app = FastAPI(lifespan=lifespan)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @asynccontextmanager
@@ -57,40 +49,14 @@ async def uvicorn(folder: Path, app: str, *options: str) -> AsyncIterator[tuple[
 
 
 @asynccontextmanager
-async def nginx(folder: Path, location: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an nginx with that location, and all else as nginx has it by default."""
+async def seen_by(folder: Path, location: str) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of an nginx with that location."""
     port = free_port()
-    temporary = "".join(
-        f"{name}_temp_path {folder}/{name};"
-        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    user = "user root;" if os.geteuid() == 0 else ""
-    configuration = folder / "nginx.conf"
-    configuration.write_text(
-        f"{user} daemon off; worker_processes 1; pid {folder}/pid; error_log stderr;"
-        f"events {{}} http {{ access_log off; {temporary}"
-        f"server {{ listen 127.0.0.1:{port}; {location} }} }}"
-    )
-    process = await trio.lowlevel.open_process([NGINX, "-p", folder, "-c", configuration])
-    try:
-        url = f"http://127.0.0.1:{port}"
-        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-            await until_served(client)
-            yield client
-    finally:
-        with trio.CancelScope(shield=True):
-            process.send_signal(signal.SIGQUIT)
-            await process.wait()
-
-
-async def until_served(client: httpx2.AsyncClient) -> None:
-    while True:
-        try:
-            await client.get("/")
-        except httpx2.TransportError:
-            await trio.lowlevel.checkpoint()
-        else:
-            return
+    site = f"server {{ listen 127.0.0.1:{port}; {location} }}"
+    url = f"http://127.0.0.1:{port}"
+    async with nginx(folder, site), httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+        await until_served(client)
+        yield client
 
 
 async def key_in_the_log(program: Program) -> str:
@@ -113,7 +79,7 @@ async def test_the_program_of_the_readme_is_shut_behind_the_defaults_of_nginx(
     async with uvicorn(Path("examples"), "fastapi_app:app") as (program, port):
         key = await key_in_the_log(program)
         location = f"location / {{ proxy_pass http://127.0.0.1:{port}; }}"
-        async with nginx(tmp_path, location) as visitor:
+        async with seen_by(tmp_path, location) as visitor:
             assert await statuses(visitor) == {401}
             rebound = {"Host": "evil.example"}
             assert await statuses(visitor, **rebound) == {401}  # nginx sends another Host
@@ -141,7 +107,7 @@ async def test_behind_the_proxy_params_of_debian_a_host_must_be_named_and_the_ke
     async with uvicorn(Path("examples"), "fastapi_app:app") as (program, port):
         key = await key_in_the_log(program)
         location = f"location / {{ proxy_pass http://127.0.0.1:{port}; include {PROXY_PARAMS}; }}"
-        async with nginx(tmp_path, location) as visitor:
+        async with seen_by(tmp_path, location) as visitor:
             shop = {"Host": "shop.example", "X-Forwarded-Proto": "https"}
             assert await statuses(visitor, **shop) == {403}
             refused = await visitor.get(f"/lanes/?key={key}", headers=shop)
@@ -150,7 +116,7 @@ async def test_behind_the_proxy_params_of_debian_a_host_must_be_named_and_the_ke
     async with uvicorn(tmp_path, "named:app") as (program, port):
         key = await key_in_the_log(program)
         location = f"location / {{ proxy_pass http://127.0.0.1:{port}; include {PROXY_PARAMS}; }}"
-        async with nginx(tmp_path, location) as visitor:
+        async with seen_by(tmp_path, location) as visitor:
             assert await statuses(visitor, **shop) == {401}
             assert await statuses(visitor, Host="evil.example") == {403}
             opened = await visitor.get(f"/lanes/?key={key}", headers=shop)
@@ -166,7 +132,7 @@ async def test_under_a_prefix_the_page_and_its_cookie_are_at_the_path_of_the_pro
     async with uvicorn(Path("examples"), "fastapi_app:app", *options) as (program, port):
         key = await key_in_the_log(program)
         location = f"location /ops/ {{ proxy_pass http://127.0.0.1:{port}/; }}"
-        async with nginx(tmp_path, location) as visitor:
+        async with seen_by(tmp_path, location) as visitor:
             assert (await visitor.get("/ops/lanes/access")).status_code == 401
             opened = await visitor.get(f"/ops/lanes/?key={key}")
             assert opened.headers["location"] == "/ops/lanes/"
@@ -193,7 +159,7 @@ async def test_two_workers_share_the_key_of_the_variable(
         for _ in range(2):
             await program.until("Application startup complete")
         location = f"location / {{ proxy_pass http://127.0.0.1:{port}; }}"
-        async with nginx(tmp_path, location) as visitor:
+        async with seen_by(tmp_path, location) as visitor:
             url = str(visitor.base_url)
             assert {x.status_code for x in await visits(url, "/lanes/access")} == {401}
             known = await visits(url, "/lanes/access?key=shared")
@@ -210,7 +176,7 @@ async def test_two_workers_without_the_variable_refuse_each_others_keys_and_say_
         keys = [await key_in_the_log(program), await key_in_the_log(program)]
         assert keys[0] != keys[1]
         location = f"location / {{ proxy_pass http://127.0.0.1:{port}; }}"
-        async with nginx(tmp_path, location) as visitor:
+        async with seen_by(tmp_path, location) as visitor:
             url = str(visitor.base_url)
             assert {x.status_code for x in await visits(url, "/lanes/access")} == {401}
             answers: list[httpx2.Response] = []

@@ -55,6 +55,7 @@ HERE: dict[str, Callable[[], object]] = {
     "libfaketime": lambda: valkey.FAKETIME,
     "gcc": lambda: shutil.which("gcc"),
     "nginx": lambda: shutil.which("nginx") or Path("/usr/sbin/nginx").exists(),
+    "Caddy": lambda: shutil.which("caddy"),
     "promtool": lambda: shutil.which("promtool"),
     "IPv6": ipv6,
     "PgBouncer": pgbouncer,

@@ -26,6 +26,7 @@ ELSEWHERE: Final = (
     "tests/examples/test_portal_in_flask.py",
     "tests/incidents/test_in_browser.py",
     "tests/incidents/test_store_in_browser.py",
+    "tests/monitor/test_behind_proxies.py",
     "tests/monitor/test_browser.py",
     "tests/monitor/test_in_fastapi.py",
 )

@@ -7,19 +7,15 @@ import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import trio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tests.durable.deploys import deploy, deploy_after_a_kill
+from tests.support.certificates import make_certificate
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     StoreError,
@@ -328,30 +324,10 @@ async def test_a_log_is_read_from_any_number(server: Server, namespace: str) -> 
             await log.read(0.5)  # type: ignore[arg-type]
 
 
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate of localhost, which is its own authority; return it and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    files = folder / "certificate", folder / "key"
-    files[0].write_bytes(made.public_bytes(Encoding.PEM))
-    plain = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    files[1].write_bytes(plain)
-    return files
-
-
 async def test_a_store_behind_tls(
     server: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    certificate, key = _certificate(tmp_path)
+    certificate, key = make_certificate(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     proxy = Proxy(server.port, context)
