@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small numbers, one round")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "out")
     parser.add_argument(
-        "--table", type=Path, help="write the table there as well: benchmarks/results/core.md"
+        "--table", type=Path, help="write the table there as well: benchmarks/results/all.md"
     )
     options = parser.parse_args()
     if options.apart and len(valkey.cores()) < 2:
