@@ -468,7 +468,8 @@ class Lanes(Submitter):
     def close(self, reason: str = "closing", retry_after: float | None = None) -> None:
         """Refuse new work from outside with `LanesClosedError`; a running job may still submit.
 
-        Closing again changes nothing. Not a checkpoint.
+        Jobs that are held, by a ``delay`` of 10**9 seconds or more, settle with that error. Closing
+        again changes nothing. Not a checkpoint.
 
         Args:
           reason: the reason in the error that refused callers get.

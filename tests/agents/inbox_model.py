@@ -43,6 +43,7 @@ class Model:
     debounce: float
     max_wait: float
     holds: bool = False
+    steers_first: bool = True
 
     now: float = 0.0
     line: list[Message] = attrs.field(factory=list)
@@ -50,6 +51,7 @@ class Model:
     group: Hashable = None  # of the turn
     rolled_back: bool = False
     held: bool = False
+    kept: bool = False  # whether it is held although nothing waits
     ending: str | None = None  # how the turn is about to end
     takes: bool = True  # whether it was not aborted
     compacting: bool = False
@@ -59,15 +61,23 @@ class Model:
     starts: list[tuple[float, list[int], list[int]]] = attrs.field(factory=list)
     ids: dict[Hashable, tuple[float, int]] = attrs.field(factory=dict)
 
-    def post(self, key: int, mode: WhenBusy, group: Hashable, id: Hashable) -> int:
+    def post(
+        self,
+        key: int,
+        mode: WhenBusy,
+        group: Hashable,
+        id: Hashable,
+        expected: int | None = None,  # the number of a turn
+    ) -> int:
         """The key of the message that this is."""
         known = self.ids.get(id)
         if id is not None and known is not None and self.now - known[0] < 300:
             return known[1]
         if id is not None:
             self.ids[id] = self.now, key
-        busy = self.turn is not None or bool(self.line)
-        if busy and mode is WhenBusy.REJECT:
+        busy = self.turn is not None or bool(self.line) or self.held
+        is_meant = self.turn is not None and self.takes and expected == len(self.starts) - 1
+        if (busy and mode is WhenBusy.REJECT) or (expected is not None and not is_meant):
             self.kinds[key] = "rejected"
             return key
         oldest = self.now
@@ -91,8 +101,9 @@ class Model:
         if mode in FIRST:
             place = sum(waiting.mode in FIRST for waiting in self.line)
             self.line.insert(place, message)
-            self.abort()
-            self.rolled_back |= self.turn is not None and mode is WhenBusy.ROLLBACK
+            if not self.held:
+                self.abort()
+                self.rolled_back |= self.turn is not None and mode is WhenBusy.ROLLBACK
         else:
             self.line.append(message)
         self.grant()
@@ -105,14 +116,25 @@ class Model:
     def withdraw(self, place: int) -> None:
         """The message at this place is cancelled by its receipt."""
         self.settle(self.line[place], "cancelled")
-        self.held &= bool(self.line)
+        self.held &= self.kept or bool(self.line)
         if not self.line:  # the job that was granted its slots finds nothing
             return
         self.grant()
 
+    def hold(self) -> None:
+        self.held = self.kept = True
+
     def release(self) -> None:
-        self.held = False
+        self.held = self.kept = False
         self.grant()
+
+    def stop(self, then: str) -> None:
+        """The turn is aborted, and what waits runs, is held, or is cancelled."""
+        if then == "hold":
+            self.hold()
+        elif then == "clear":
+            self.cancel_line()
+        self.abort()
 
     @property
     def unit(self) -> list[Message]:
@@ -142,17 +164,30 @@ class Model:
         if self.turn is not None and self.ending is None:
             self.ending = how
 
+    @property
+    def takeable(self) -> list[Message]:
+        """What the turn takes, if it does so now and is not compacting."""
+        line = self.line if self.turn is not None and self.takes else []
+        if self.steers_first:
+            line = [message for message in line if message.mode is WhenBusy.STEER]
+        found: list[Message] = []
+        for message in line:
+            if message.mode is not WhenBusy.STEER or message.group != self.group:
+                break
+            found.append(message)
+        return found
+
+    @property
+    def order(self) -> list[int]:
+        """The order in which the messages are to be handled, as it is now."""
+        first = [message.key for message in self.takeable]
+        return first + [message.key for message in self.line if message.key not in first]
+
     def take(self) -> list[int]:
-        taken: list[int] = []
-        if self.turn is not None and self.takes and not self.compacting:
-            while (
-                self.line
-                and self.line[0].mode is WhenBusy.STEER
-                and self.line[0].group == self.group
-            ):
-                taken.append(self.line[0].key)
-                self.settle(self.line[0], "steered")
-        return taken
+        taken = [] if self.compacting else self.takeable
+        for message in taken:
+            self.settle(message, "steered")
+        return [message.key for message in taken]
 
     def abort(self) -> None:
         """The turn is aborted: it takes no more, at once."""
@@ -167,7 +202,7 @@ class Model:
 
     def cancel_line(self) -> None:
         self.summary = []
-        self.held = False
+        self.held = self.kept
         for message in [*self.line]:
             self.settle(message, "cancelled")
 

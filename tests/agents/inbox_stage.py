@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import outcome
@@ -20,6 +21,7 @@ class Stage:
         self.turns: list[Turn] = []
         self.times: list[float] = []  # of their starts
         self.cleanup = 0.0  # seconds for which a cancelled turn shields itself
+        self.lends = False  # whether a turn lends its slot while it goes on
         self.first: Receipt | None = None
         self._ends: dict[Turn, trio.Event] = {}
         self._how: dict[Turn, outcome.Outcome[Any]] = {}
@@ -29,7 +31,8 @@ class Stage:
         self.times.append(trio.current_time())
         self._ends[turn] = trio.Event()
         try:
-            await self._ends[turn].wait()
+            async with turn.job.yield_slot() if self.lends else nullcontext():
+                await self._ends[turn].wait()
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
                 await trio.sleep(self.cleanup)

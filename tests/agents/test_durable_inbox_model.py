@@ -1,7 +1,7 @@
 """Random histories of a durable inbox, compared with the model of an inbox after each step.
 
-What differs is on the page: `SUMMARIZE` summarizes when the turn begins, and a message that was
-refused is not remembered.
+What differs is on the page: `SUMMARIZE` summarizes when the turn begins, a message that was refused
+is not remembered, and a turn takes steers in the order of the queue.
 """
 
 from __future__ import annotations
@@ -37,8 +37,15 @@ steps = st.lists(st.one_of(posts, posts, posts, things, sleeps), max_size=30)
 class DurableModel(Model):
     """The model; but a message that was refused is not remembered."""
 
-    def post(self, key: int, mode: WhenBusy, group: Hashable, id: Hashable) -> int:
-        meant = super().post(key, mode, group, id)
+    def post(
+        self,
+        key: int,
+        mode: WhenBusy,
+        group: Hashable,
+        id: Hashable,
+        expected: int | None = None,
+    ) -> int:
+        meant = super().post(key, mode, group, id, expected)
         if meant == key and self.kinds[key] in ("rejected", "dropped"):
             self.ids.pop(id, None)
         return meant
@@ -49,7 +56,9 @@ class History:
 
     def __init__(self, clock: MockClock, cap: int, overflow: Overflow) -> None:
         self.stage = DurableStage(MemoryStore(), clock)
-        self.model = DurableModel(cap, overflow, OPTIONS["debounce"], OPTIONS["max_wait"])
+        self.model = DurableModel(
+            cap, overflow, OPTIONS["debounce"], OPTIONS["max_wait"], steers_first=False
+        )
         self.receipts: dict[int, DurableReceipt] = {}
         self.starts: list[list[int]] = []
         self.turn: DurableTurn | None = None

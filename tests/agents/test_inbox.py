@@ -362,10 +362,10 @@ async def test_a_steer_that_no_turn_takes_is_run_next_in_its_place(
     assert kinds(receipts) == ["ran"] * 3
 
 
-async def test_a_steer_behind_a_followup_waits_for_the_turn_of_that(
+async def test_in_the_order_of_the_queue_a_steer_waits_for_the_turn_of_a_followup_before_it(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:
-    inbox = await busy(lanes, stage)
+    inbox = await busy(lanes, stage, steers_first=False)
     receipts = [inbox.post("s1"), inbox.post("f", when_busy=FOLLOWUP), inbox.post("s2")]
     assert stage.turn.take() == ["s1"]
     await stage.end()
@@ -373,6 +373,49 @@ async def test_a_steer_behind_a_followup_waits_for_the_turn_of_that(
     assert stage.turn.take() == ["s2"]
     await stage.end()
     assert kinds(receipts) == ["steered", "ran", "steered"]
+
+
+async def test_a_turn_takes_steers_past_messages_of_other_modes_in_the_order_of_their_posts(
+    lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    inbox = await busy(lanes, stage)
+    collected = [inbox.post("c1", when_busy=COLLECT), inbox.post("s1")]
+    collected += [inbox.post("c2", when_busy=COLLECT), inbox.post("s2")]
+    later = inbox.post("f", when_busy=FOLLOWUP)
+    assert [receipt.position for receipt in (*collected, later)] == [2, 0, 3, 1, 4]
+    assert [receipt.message for receipt in inbox.waiting] == ["c1", "s1", "c2", "s2", "f"]
+    assert stage.turn.take() == ["s1", "s2"]
+    assert [receipt.position for receipt in (*collected, later)] == [0, None, 1, None, 2]
+    await stage.end()
+    assert stage.started == [["first"], ["c1", "c2"]]  # nothing is between them any more
+    await stage.end()
+    await stage.end()
+    assert kinds([*collected, later]) == ["ran", "steered", "merged", "steered", "ran"]
+
+
+async def test_a_steer_that_no_turn_took_keeps_its_place_in_the_queue(
+    lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    inbox = await busy(lanes, stage)
+    receipts = [inbox.post("f1", when_busy=FOLLOWUP), inbox.post("s")]
+    receipts.append(inbox.post("f2", when_busy=FOLLOWUP))
+    assert [receipt.position for receipt in receipts] == [1, 0, 2]
+    stage.turn.abort()  # it takes no more
+    assert [receipt.position for receipt in receipts] == [0, 1, 2]
+    await wait_all_tasks_blocked()
+    for _ in range(3):
+        await stage.end()
+    assert stage.started == [["first"], ["f1"], ["s"], ["f2"]]
+
+
+async def test_a_steer_of_a_turn_that_no_message_may_overtake_has_its_place_in_the_queue(
+    lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    inbox = await busy(lanes, stage, steers_first=False)
+    receipts = [inbox.post("s1"), inbox.post("f", when_busy=FOLLOWUP), inbox.post("s2")]
+    assert [receipt.position for receipt in receipts] == [0, 1, 2]
+    for _ in range(4):
+        await stage.end()
 
 
 # ---- FOLLOWUP
@@ -557,10 +600,9 @@ async def test_an_interrupt_aborts_the_turn_and_goes_before_all_else(
     assert stage.started == [["first"], ["i1"]]
     assert stage.times[1] == 1
     assert not stage.turn.abort_called
-    assert stage.turn.take() == []  # i2 is in the way
+    assert stage.turn.take() == ["steer"]  # though i2 is before it
     await stage.end()
     assert stage.started[2] == ["i2"]
-    assert stage.turn.take() == ["steer"]
     await stage.end()
     assert kinds(receipts) == ["ran", "ran"]
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
+from random import Random
 from typing import Any
 
 import attrs
 import hypothesis
 import hypothesis.strategies as st
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.agents.inbox_model import Model
 from tests.agents.inbox_stage import Stage, kinds
-from trio_lanes import Lanes, open_lanes
+from trio_lanes import Lanes, LanesClosedError, open_lanes
 from trio_lanes.agents import Inbox, Overflow, Receipt, Summary, Turn, WhenBusy
 from trio_lanes.testing import LaneRecorder
 
@@ -28,6 +33,7 @@ class Post:
     mode: WhenBusy
     group: str
     id: int | None
+    expected: int | None = None  # a turn, counted back from the newest
 
 
 @attrs.frozen
@@ -47,12 +53,15 @@ posts = st.builds(
     st.sampled_from([*WhenBusy, WhenBusy.COLLECT, WhenBusy.COLLECT]),
     st.sampled_from("aab"),
     st.sampled_from([None, None, None, 1, 2]),
+    st.sampled_from([None, None, None, None, 0, 0, 1]),
 )
-things = st.sampled_from(
+WORDS = (
     ["rest", "return", "take"] * 2
     + ["raise", "raise", "abort-turn", "abort-inbox", "compact", "clear", "reset"]
-    + ["release", "withdraw first", "withdraw last", "edit"]
-).map(Do)
+    + ["release", "release", "hold", "stop run", "stop hold", "stop clear"]
+    + ["abort-turn hold", "abort-turn clear", "withdraw first", "withdraw last", "edit"]
+)
+things = st.sampled_from(WORDS).map(Do)
 sleeps = st.sampled_from([0.125, 0.25, 0.5, 1.0, 150.0]).map(Sleep)
 steps = st.lists(st.one_of(posts, posts, posts, things, things, sleeps), max_size=60)
 
@@ -60,9 +69,12 @@ steps = st.lists(st.one_of(posts, posts, posts, things, things, sleeps), max_siz
 class History:
     """A real inbox and its model, going through the same steps."""
 
-    def __init__(self, lanes: Lanes, cap: int, overflow: Overflow, holds: bool) -> None:
+    def __init__(
+        self, lanes: Lanes, cap: int, overflow: Overflow, holds: bool, first: bool, lends: bool
+    ) -> None:
         self.lanes = lanes
         self.stage = Stage()
+        self.stage.lends = lends
         self.inbox = Inbox(
             lanes,
             "alice",
@@ -72,8 +84,9 @@ class History:
             cap=cap,
             overflow=overflow,
             hold_on_failure=holds,
+            steers_first=first,
         )
-        self.model = Model(cap, overflow, 0.5, 1.25, holds)
+        self.model = Model(cap, overflow, 0.5, 1.25, holds, first)
         self.receipts: dict[int, Receipt] = {}
         self.steered: list[int] = []
         self.compacting: dict[Turn, AbstractContextManager[None]] = {}
@@ -92,8 +105,14 @@ class History:
 
     def post(self, step: Post) -> None:
         key = len(self.receipts)
-        receipt = self.inbox.post(key, when_busy=step.mode, group=step.group, id=step.id)
-        meant = self.model.post(key, step.mode, step.group, step.id)
+        expected, turn = None, None
+        if step.expected is not None:
+            expected = len(self.stage.turns) - 1 - step.expected
+            turn = "none" if expected < 0 else self.stage.turns[expected].id
+        receipt = self.inbox.post(
+            key, when_busy=step.mode, group=step.group, id=step.id, expected_turn=turn
+        )
+        meant = self.model.post(key, step.mode, step.group, step.id, expected)
         if meant == key:
             self.receipts[key] = receipt
         else:
@@ -125,14 +144,23 @@ class History:
             model.rest()
             assert await inbox.abort()
             await self.rest()
+        elif what == "hold":
+            model.hold()
+            inbox.hold()
         elif what == "release":
             model.release()
             inbox.release()
+        elif what.startswith("stop"):
+            then: Any = what.removeprefix("stop ")
+            await self.rest()
+            model.stop(then)
+            model.rest()
+            assert await inbox.stop(then)
+            await self.rest()
         elif what in ("withdraw first", "withdraw last"):
             if model.line:
                 place = 0 if what == "withdraw first" else len(model.line) - 1
                 receipt = self.receipts[model.line[place].key]
-                assert receipt.position == place
                 model.withdraw(place)
                 assert receipt.cancel()
                 assert receipt.position is None
@@ -154,9 +182,10 @@ class History:
             else:
                 self.compacting.pop(turn).__exit__(None, None, None)
             assert turn.is_compacting is model.compacting
-        elif what == "abort-turn":
-            model.abort()
-            turn.abort()
+        elif what.startswith("abort-turn"):
+            then = what.removeprefix("abort-turn").strip() or "run"
+            model.stop(then)
+            turn.abort(then=then)
         elif what == "return":
             model.end("ran")
             stage.tell(None)
@@ -177,6 +206,10 @@ class History:
         }
         assert real == model.seen()
         assert inbox.is_held is model.held
+        order = [self.receipts[key] for key in model.order]
+        assert [receipt.position for receipt in order] == [*range(len(order))]
+        held = [receipt for receipt in self.receipts.values() if receipt.is_held]
+        assert set(held) == (set(order) if model.held else set())
         assert inbox.turn is None or inbox.turn.rollback_called is model.rolled_back
         assert self.lanes.session("alice").waiting == bool(model.line and not model.granted)
         seen = inbox.statistics()
@@ -192,8 +225,23 @@ class History:
             return [int(line) for line in messages[0].splitlines()], messages[1:]
         return [], messages
 
+    async def close(self) -> None:
+        """Close the lanes while the inbox is held: nothing waits for it."""
+        await self.take(Do("rest"))
+        await self.take(Do("hold"))
+        waiting = self.inbox.waiting
+        self.lanes.close()
+        self.model.cancel_line()
+        self.compare()
+        for receipt in waiting:
+            assert receipt.outcome is not None
+            assert isinstance(receipt.outcome.error, LanesClosedError)
+        await self.take(Do("return"))
+        await self.take(Do("rest"))
+
     async def end(self) -> None:
         """Let everything run that is left."""
+        await self.take(Do("release"))
         while self.inbox.is_busy:
             await self.take(Do("release"))
             await self.take(Do("return"))
@@ -212,21 +260,111 @@ class History:
                 assert heard[key] == 0
 
 
-@hypothesis.given(
-    st.random_module(), steps, st.integers(1, 4), st.sampled_from(Overflow), st.booleans()
-)
-@hypothesis.settings(max_examples=400)
-def test_an_inbox_does_what_its_model_does(
-    seed: Any, steps: list[Step], cap: int, overflow: Overflow, holds: bool
+async def play(
+    steps: Iterable[Step],
+    *,
+    cap: int,
+    overflow: Overflow,
+    holds: bool,
+    first: bool,
+    lends: bool,
+    closes: bool,
 ) -> None:
-    async def main() -> None:
-        recorder = LaneRecorder()
-        async with open_lanes({"main": 2}, instruments=[recorder]) as lanes:
-            history = History(lanes, cap, overflow, holds)
-            for step in steps:
-                await history.take(step)
-            await history.end()
-            assert lanes.sessions() == []
-            recorder.check()
+    recorder = LaneRecorder()
+    async with open_lanes({"main": 2}, instruments=[recorder]) as lanes:
+        history = History(lanes, cap, overflow, holds, first, lends)
+        for step in steps:
+            await history.take(step)
+        before = trio.current_time()
+        if closes:
+            await history.close()
+            await lanes.drain()
+            assert trio.current_time() == before
+        await history.end()
+        assert lanes.sessions() == []
+        recorder.check()
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+@hypothesis.given(
+    st.random_module(),
+    steps,
+    st.integers(1, 4),
+    st.sampled_from(Overflow),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+@hypothesis.settings(max_examples=500)
+def test_an_inbox_does_what_its_model_does(
+    seed: Any,
+    steps: list[Step],
+    cap: int,
+    overflow: Overflow,
+    holds: bool,
+    first: bool,
+    lends: bool,
+    closes: bool,
+) -> None:
+    trio.run(
+        partial(
+            play,
+            steps,
+            cap=cap,
+            overflow=overflow,
+            holds=holds,
+            first=first,
+            lends=lends,
+            closes=closes,
+        ),
+        clock=MockClock(autojump_threshold=0),
+    )
+
+
+def long_history(random: Random) -> Iterator[Step]:
+    """Sixty steps, of which many hold and release, so that much happens while it is held."""
+    modes = [*WhenBusy, WhenBusy.COLLECT, WhenBusy.STEER, WhenBusy.STEER]
+    for _ in range(60):
+        draw = random.random()
+        if draw < 0.45:
+            id, expected = random.choice([None] * 5 + [1]), random.choice([None] * 5 + [0, 0, 1])
+            yield Post(random.choice(modes), random.choice("aab"), id, expected)
+        elif draw < 0.55:
+            yield Sleep(random.choice([0.125, 0.5, 1.0]))
+        else:
+            yield Do(random.choice(WORDS))
+
+
+def check_long_history(seed: object) -> None:
+    random = Random(repr(seed))
+    yes_or_no = (True, False)
+    trio.run(
+        partial(
+            play,
+            long_history(random),
+            cap=random.randint(1, 5),
+            overflow=random.choice([*Overflow]),
+            holds=random.choice(yes_or_no),
+            first=random.choice(yes_or_no),
+            lends=random.choice(yes_or_no),
+            closes=random.choice(yes_or_no),
+        ),
+        clock=MockClock(autojump_threshold=0),
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_in_a_long_history_an_inbox_does_what_its_model_does(seed: int) -> None:
+    check_long_history(seed)
+
+
+@pytest.mark.thorough
+def test_in_many_long_histories_an_inbox_does_what_its_model_does() -> None:
+    fresh = time.time_ns()
+    for number in range(1_500):
+        seed = number if number < 500 else (fresh, number)
+        try:
+            check_long_history(seed)
+        except BaseException as error:
+            error.add_note(f"the seed was {seed!r}")
+            raise

@@ -223,7 +223,9 @@ class MapOptions(TypedDict, total=False):
     owner: Hashable
     """The owner that it counts for in a `fair` lane, and in ``clear``; its session by default."""
     delay: float
-    """Seconds after which it takes its place in its queue; it is WAITING until then."""
+    """Seconds after which it takes its place in its queue; it is WAITING until then. With 10**9
+    seconds or more it is held: closing lanes do not wait for it, it settles with
+    `LanesClosedError`."""
     timeout: float | None
     """Seconds that it may *run*, counted from its start; None, as `math.inf`: no timeout."""
     queue_timeout: float | None

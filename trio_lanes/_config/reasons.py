@@ -41,6 +41,11 @@ slots are taken for hung.
 Then a slot more would hang like the others: the advice is to end one of them."""
 
 
+ENDLESS: Final = 1e9
+"""A delay of so many seconds, which are decades, ends by an act of the application alone: the job
+is held. Closing lanes do not wait for it: it settles with `LanesClosedError`."""
+
+
 @final
 @attrs.frozen
 class Cause:

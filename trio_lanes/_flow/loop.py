@@ -91,7 +91,7 @@ from .._actors.state import (
 from .._actors.wait import RoomRequest
 from .._config.errors import JobCancelledError, QueueTimeoutError
 from .._config.exact import Amount, exact
-from .._config.reasons import Cause
+from .._config.reasons import ENDLESS, Cause
 from .._limits.rate import costs_of
 from .._observe.announcer import Announcer
 from .._observe.hooks import Hooks
@@ -542,6 +542,8 @@ class Scheduler:
             if joints.on_placed:
                 for note in joints.on_placed:
                     note(job)
+            if options.delay >= ENDLESS and not self.closing.is_open:
+                self.withdraw(job, self.closing.error())  # as `close` has done with those before
             if outermost:
                 to_act = lane.touched or (session and session.touched)
                 if to_act or self._effects or joints.on_batch_end or self.watches.due:
@@ -971,13 +973,21 @@ class Scheduler:
 
     # ---- closing
 
-    def close(self, reason: str, retry_after: float | None = None) -> None:
-        """Refuse new work from outside from now on."""
-        if self.closing.is_open:
-            with self.batch():
-                self.closing.begin(reason, retry_after)
-                self._refuse_requests(by_jobs=False)
-                self.announcer.tell(self.hooks.lanes_closing, reason, retry_after)
+    def close(self, reason: str, retry_after: float | None = None) -> int:
+        """Refuse new work from outside from now on.
+
+        Return how many jobs were withdrawn: those that are held, since nobody may release them any
+        more.
+        """
+        if not self.closing.is_open:
+            return 0
+        with self.batch():
+            self.closing.begin(reason, retry_after)
+            self._refuse_requests(by_jobs=False)
+            self.announcer.tell(self.hooks.lanes_closing, reason, retry_after)
+            delayed = [job for lane in self.lanes.values() for job in lane.delayed.values()]
+            held = (job for job in delayed if job._options.delay >= ENDLESS)
+            return self.withdraw_all(held, lambda job: self.closing.error())
 
     def crash(self, reason: str) -> None:
         """`stop`, while an error is on its way out of the nursery: cancel the nursery at once.

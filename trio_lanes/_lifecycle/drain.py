@@ -45,8 +45,7 @@ async def drain(
         raise ValueError(f"waiting must be 'finish' or 'cancel', not {waiting!r}")
     scheduler.check_thread()
     before = scheduler.ends.by_themselves
-    cancelled = abandoned = 0
-    scheduler.close(reason)
+    cancelled, abandoned = scheduler.close(reason), 0
     if waiting == "cancel":
         cancelled += _withdraw_waiting(scheduler)
     with trio.move_on_after(grace) as in_time:

@@ -21,7 +21,7 @@ from .._actors.job import AnyJob
 from .._actors.lane import LaneActor
 from .._actors.session import SessionActor
 from .._actors.state import RUNNING
-from .._config.reasons import Cause, before_it, in_words
+from .._config.reasons import ENDLESS, Cause, before_it, in_words
 from .._config.roots import AWAITED, HOLDER, RELATIONS, ROOTS, Lead, Reason, Walk, root_of
 from .blockers import Obstacle, line_of, obstacles_in, own_obstacles
 from .needs import can_continue
@@ -113,7 +113,11 @@ class _HeldJob:
             return self._rate(one)
         if kind == "delay":
             assert one.until is not None
-            root = f"delay of {in_words(self._job._options.delay)}"
+            delay = self._job._options.delay
+            if delay >= ENDLESS:
+                advice = "release what holds it: an inbox, if it is its next turn"
+                return self._root(kind, name, "it is held", advice=advice)
+            root = f"delay of {in_words(delay)}"
             return self._root(kind, name, root, seconds=one.until - self._now)
         if kind == "lent":
             root = f'"{one.reason}", for which it has lent its slot'

@@ -23,6 +23,7 @@ from tests.support.logs import messages
 from tests.support.track import Track
 from trio_lanes import (
     DrainReport,
+    Job,
     JobCancelledError,
     JobState,
     LaneConfig,
@@ -37,6 +38,29 @@ from trio_lanes import (
 pytestmark = pytest.mark.both_doors
 
 # ---- close
+
+
+async def test_closing_lanes_do_not_wait_for_a_job_that_is_held(
+    autojump_clock: MockClock,
+) -> None:
+    async def submits() -> Job[None]:
+        await trio.sleep(1)
+        job = lanes.submit_nowait(trio.sleep, 0, session="alice", delay=2e9)
+        assert job.done  # nobody would release it
+        return job
+
+    async with open_lanes() as lanes:
+        running = lanes.submit_nowait(submits)
+        delayed = lanes.submit_nowait(trio.sleep, 0, delay=5)
+        held = lanes.submit_nowait(trio.sleep, 0, session="alice", delay=1e9)
+        await settle_down()
+        assert await lanes.drain() == DrainReport(finished=2, cancelled=1, abandoned=0)
+        assert trio.current_time() == 5
+        assert delayed.state is JobState.SUCCEEDED
+        for job in (held, await running.wait()):
+            with pytest.raises(LanesClosedError):
+                await job.wait()
+        lanes.close()
 
 
 async def test_check_open_raises_where_a_submission_would_and_submits_nothing(

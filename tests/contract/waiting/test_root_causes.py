@@ -234,6 +234,16 @@ async def test_a_delay_is_told_with_its_end(autojump_clock: MockClock) -> None:
         assert trio.current_time() == 15 + (cause.seconds or 0)
 
 
+async def test_a_job_with_a_delay_of_decades_is_held(autojump_clock: MockClock) -> None:
+    async with open_lanes() as lanes:
+        held = lanes.submit_nowait(trio.sleep, 0, delay=1e9)
+        await trio.sleep(100)
+        (cause,) = held.root_causes()
+        assert str(cause) == "1 ← it is held"
+        assert cause.advice == "release what holds it: an inbox, if it is its next turn"
+        assert lanes.health() == ()
+
+
 # ---- slots
 
 

@@ -22,14 +22,22 @@ its job is cancelled  the turn is cancelled; the successor runs the waiting mess
                       cancelled, the successor starts; if no turn had begun, a new job is submitted
 the lanes end         the successor has settled with `LanesClosedError`: as for a clear
 ====================  =============================================================================
+
+Holding. Whether the inbox is held is one flag beside these states, so it is idle, active, held, or
+both active and held. While it is held, the successor is held too: it has an endless delay, and
+closing lanes settle it with `LanesClosedError`. A job that was granted its slots before begins no
+turn. So no turn begins from the moment when the flag is set, which is also before a turn is
+cancelled by `stop`. The flag is set by `hold` and cleared by `release` alone. A failure with
+``hold_on_failure`` sets it for as long as messages wait.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Hashable
 from contextvars import Context, copy_context
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import attrs
 import trio
@@ -51,11 +59,7 @@ from .ids import KnownIds
 from .queue import Entry, MessageQueue, Overflow, QueueOptions, Summary, WhenBusy, one_line
 from .receipt import InboxStatistics, Receipt, Settled, SettledKind
 from .successor import Successor
-from .turn import Handler, Turn, call, own_part
-
-FAR_FUTURE: Final = 1e9
-"""The due time of the head while the inbox is held: decades away. The job that waits for it is
-cancelled by a clear and at the end of the lanes, as any other job with a delay."""
+from .turn import Handler, Turn, call, check_then, own_part
 
 _log: Final = logging.getLogger("trio_lanes.agents")
 
@@ -87,6 +91,8 @@ class Inbox:
       cap: the maximum number of waiting messages; `math.inf` for no bound.
       overflow: the rule for a new message when ``cap`` messages wait.
       hold_on_failure: after a turn that failed, hold the waiting messages until `release`.
+      steers_first: whether `Turn.take` returns the steers of the turn although messages of other
+        modes were posted before them. If False, it returns what is at the head of the queue.
 
     Raises:
       TypeError, ValueError: for a bad value; also for a session whose lane is wider than 1.
@@ -106,6 +112,7 @@ class Inbox:
         cap: int | float = 20,
         overflow: Overflow = Overflow.SUMMARIZE,
         hold_on_failure: bool = False,
+        steers_first: bool = True,
     ) -> None:
         view = lanes.session(session)
         if view.concurrency > 1:
@@ -123,9 +130,12 @@ class Inbox:
         self._turn_name: Final = name_of(handler)  # of its jobs; made once, since it may be a repr
         options = QueueOptions(debounce, max_wait, cap, overflow)
         self._overflow: Final = options.overflow
-        self._queue: Final[MessageQueue[Receipt]] = MessageQueue(options)
+        self._queue: Final[MessageQueue[Receipt]] = MessageQueue(
+            options, steers_first=_check.boolean("steers_first", steers_first)
+        )
         self._hold_on_failure: Final = _check.boolean("hold_on_failure", hold_on_failure)
-        self._is_held = False  # only while messages wait
+        self._is_held = False
+        self._until_release = False  # whether it is held although no message waits
         self._turn: Turn | None = None
         self._successor: Final = Successor(self)
         self._summary: list[str] = []  # of removed messages, for the next turn
@@ -139,7 +149,7 @@ class Inbox:
         busy = "idle" if self._turn is None else "active"
         return (
             f"<trio_lanes.agents.Inbox at {id(self):#x}, session {self.session!r}, {busy}, "
-            f"{len(self._queue)} waiting>"
+            f"{len(self._queue)} waiting{', held' if self._is_held else ''}>"
         )
 
     # ---- queries; none of these is a checkpoint
@@ -164,7 +174,7 @@ class Inbox:
 
     @property
     def is_held(self) -> bool:
-        """Whether the waiting messages are held after a failure, until `release`."""
+        """Whether no turn begins until `release`: by `hold`, by `stop`, or after a failure."""
         self._sync()
         return self._is_held
 
@@ -188,12 +198,13 @@ class Inbox:
         when_busy: WhenBusy | None = None,
         id: Hashable = None,
         group: Hashable = None,
+        expected_turn: str | None = None,
     ) -> Receipt:
         """Put ``message`` in the queue, and return its receipt. Not a checkpoint.
 
-        If no turn is active and no message waits, the message is due at once. Otherwise
-        ``when_busy`` selects the treatment. A turn runs in a copy of the context in which the head
-        of the queue was posted, at the time when the job of the turn was submitted.
+        If no turn is active, no message waits and the inbox is not held, the message is due at
+        once. Otherwise ``when_busy`` selects the treatment. A turn runs in a copy of the context in
+        which the head of the queue was posted, at the time when the job of the turn was submitted.
 
         Args:
           when_busy: the mode of this message; None for the mode of the inbox.
@@ -202,8 +213,12 @@ class Inbox:
             receipt with its kind, result and error, and without its turn; nothing else is kept.
           group: the group of the message. Collected messages of different groups do not share a
             turn, and a turn takes steers of its own group only.
+          expected_turn: the `Turn.id` of the turn for which the message is meant. Unless that turn
+            is active, and not aborted, when the message is queued, it is REJECTED: the `error` of
+            its outcome says why.
 
         Raises:
+          TypeError: for an ``expected_turn`` that is no string.
           LanesClosedError: if the lanes accept no new work; a running job of them may post.
           LaneFullError: if the session lane or the global lane is full and refuses the job that
             would handle the message.
@@ -211,6 +226,8 @@ class Inbox:
           ValueError: for an unknown mode.
         """
         mode = WhenBusy(self.when_busy if when_busy is None else when_busy)
+        if expected_turn is not None and not isinstance(expected_turn, str):
+            raise TypeError(f"expected_turn must be the id of a turn, not {expected_turn!r}")
         now = trio.current_time()
         known = self._known.find(self.session, id, now)
         if isinstance(known, Receipt):
@@ -224,28 +241,46 @@ class Inbox:
         receipt = Receipt(self, message, id)
         self._posting += 1
         try:
-            busy = self.is_busy
+            busy = self.is_busy or self._is_held
             if busy and mode is WhenBusy.REJECT:
                 self._known.add(receipt, now)
                 self._settle(receipt, Settled(SettledKind.REJECTED))
-            else:
-                self._accept(receipt, mode, group, now, runs_at_once=not busy)
+            elif expected_turn is None or not self._is_rejected(receipt, expected_turn, now):
+                entry = Entry(receipt, mode, group, not busy, now, copy_context())
+                self._accept(entry, expected_turn)
         finally:
             self._posting -= 1
             self._tell_if_idle()
         return receipt
 
-    def _accept(
-        self, receipt: Receipt, mode: WhenBusy, group: Hashable, now: float, *, runs_at_once: bool
-    ) -> None:
-        queue = self._queue
-        entry = Entry(receipt, mode, group, runs_at_once, now, copy_context())
+    def _is_rejected(self, receipt: Receipt, expected_turn: str, now: float) -> bool:
+        """Whether the message is meant for another turn than the active one; then it settles."""
+        turn = self._turn
+        if turn is None:
+            why = "no turn is active"
+        elif turn.id != expected_turn:
+            why = f"the turn {turn.id!r} is active"
+        elif turn.abort_called:
+            why = "it was aborted"
+        else:
+            return False
+        error = RuntimeError(f"the message is for the turn {expected_turn!r}, but {why}")
+        self._known.add(receipt, now)
+        self._settle(receipt, Settled(SettledKind.REJECTED, error=error))
+        return True
+
+    def _accept(self, entry: Entry[Receipt], expected_turn: str | None) -> None:
+        queue, receipt, mode, now = self._queue, entry.item, entry.mode, entry.posted_at
         if not queue.would_drop(mode):
             is_next = not queue or entry.goes_first
             context = entry.context if is_next else self._next_context
-            due = FAR_FUTURE if self._is_held else queue.due_with(entry)
+            due = math.inf if self._is_held else queue.due_with(entry)
             self._successor.secure(due, context)
         # Check again: an instrument may have posted when the successor was submitted.
+        if expected_turn is not None and self._is_rejected(receipt, expected_turn, now):
+            self._adjust_successor()
+            self._hear()
+            return
         self._known.add(receipt, now)
         if queue.would_drop(mode):
             self._settle(receipt, Settled(SettledKind.DROPPED))
@@ -257,7 +292,7 @@ class Inbox:
         queue.add(entry)
         if overflows:
             self._make_room()
-        if entry.goes_first and self._turn is not None:
+        if entry.goes_first and self._turn is not None and not self._is_held:
             self._turn.abort("interrupted", rollback=mode is WhenBusy.ROLLBACK)
         self._adjust_successor()
         self._hear()
@@ -274,8 +309,12 @@ class Inbox:
 
     def _position(self, receipt: Receipt) -> int | None:
         self._sync()
-        entry = self._queue.find(receipt)
-        return None if entry is None else self._queue.position(entry)
+        entry, turn = self._queue.find(receipt), self._turn
+        if entry is None:
+            return None
+        if turn is None or turn.abort_called:
+            return self._queue.position(entry, [])
+        return self._queue.position(entry, self._queue.steers_of(turn.group))
 
     def _edit(self, receipt: Receipt, message: Any) -> bool:
         self._sync()
@@ -300,40 +339,69 @@ class Inbox:
     # ---- holding
 
     @enable_ki_protection
+    def hold(self) -> None:
+        """Begin no turn until `release`; no effect if that is so. Not a checkpoint.
+
+        Messages wait, in every mode but REJECT, which is rejected. An active turn goes on: it takes
+        steers, and an interrupt waits and does not abort it. When the lanes close, the messages
+        that wait are CANCELLED by `LanesClosedError`.
+        """
+        self._sync()
+        self._until_release = self._is_held = True
+        self._adjust_successor()
+        self._hear()
+
+    @enable_ki_protection
     def release(self) -> None:
-        """Run the messages that are held after a failure; no effect if none are. Not a checkpoint.
+        """End the hold: run the messages that wait. No effect if it is not held. Not a checkpoint.
 
         Raises:
           LaneFullError, LanesClosedError: if the lanes refuse the job that would handle the
             messages; they stay held.
         """
         self._sync()
-        if self._is_held:
-            self._is_held = False
+        if not self._is_held:
+            return
+        until_release, self._until_release, self._is_held = self._until_release, False, False
+        if self._queue:
             try:
                 self._ensure_successor()
             except LaneError:
-                self._is_held = True
+                self._until_release, self._is_held = until_release, True
                 raise
-            self._hear()
+        self._hear()
+        self._tell_if_idle()
 
-    # ---- aborting
+    # ---- stopping
 
-    async def abort(self, reason: str | None = None, timeout: float = 15.0) -> bool:
-        """Cancel the waiting messages and the active turn, and wait until the turn has ended.
+    async def stop(
+        self,
+        then: Literal["run", "hold", "clear"] = "run",
+        *,
+        reason: str | None = None,
+        timeout: float = 15.0,
+    ) -> bool:
+        """Cancel the active turn, and wait until it has ended.
 
-        The summary of removed messages is dropped, too. Messages that are posted meanwhile are
-        handled after the turn. A checkpoint; cancelling the wait does not undo the abort. A turn
-        that calls this method is cancelled at this call.
+        What happens to the waiting messages is decided first, in the same act, so that no turn
+        begins in between. If no turn is active, that is all. Messages that are posted meanwhile
+        are handled after the turn, or are held. A checkpoint; cancelling the wait does not undo the
+        stop. A turn that calls this method is cancelled at this call.
 
         Args:
+          then: what the waiting messages do: ``"run"``, they are handled next, unless the inbox is
+            held; ``"hold"``, they wait until `release`, as by `hold`; ``"clear"``, they are
+            CANCELLED, and the summary of removed messages is dropped; a `hold` stays.
           reason: the reason in the errors of the cancelled messages.
           timeout: the maximum number of seconds to wait.
 
         Returns:
           False at the timeout; True if the turn ended in time, or if no turn was active.
+
+        Raises:
+          ValueError: for another ``then``.
         """
-        turn = self._cancel(reason)
+        turn = self._stop(check_then(then), reason)
         await trio.lowlevel.checkpoint()
         if turn is not None and turn._is_active:
             with trio.move_on_after(max(0, timeout)):
@@ -341,14 +409,27 @@ class Inbox:
                     await turn._ending.wait_while(turn.job)
         return turn is None or not turn._is_active
 
+    async def abort(self, reason: str | None = None, timeout: float = 15.0) -> bool:
+        """Cancel the waiting messages and the active turn: `stop` with ``then="clear"``."""
+        return await self.stop("clear", reason=reason, timeout=timeout)
+
     @enable_ki_protection
-    def _cancel(self, reason: str | None) -> Turn | None:
+    def _stop(self, then: Literal["run", "hold", "clear"], reason: str | None) -> Turn | None:
         self._sync()
-        self._cancel_queue(JobCancelledError(reason))
-        self._adjust_successor()
-        if self._turn is not None:
-            self._turn.abort(reason)
-        return self._turn
+        turn = self._turn
+        if turn is None:
+            self._before_abort(then, reason)
+        else:
+            turn.abort(reason, then=then)
+        return turn
+
+    def _before_abort(self, then: Literal["run", "hold", "clear"], reason: str | None) -> None:
+        """Do with the waiting messages what is to be done ``then``."""
+        if then == "hold":
+            self.hold()
+        elif then == "clear":
+            self._cancel_queue(JobCancelledError(reason))
+            self._adjust_successor()
 
     # ---- the successor
 
@@ -358,12 +439,12 @@ class Inbox:
 
     @property
     def _due(self) -> float:
-        return FAR_FUTURE if self._is_held else self._queue.due
+        return math.inf if self._is_held else self._queue.due
 
     def _adjust_successor(self) -> None:
         """Submit or withdraw the successor, as the queue needs it now."""
         if not self._queue:
-            self._is_held = False
+            self._is_held = self._until_release
             self._successor.withdraw()
             return
         try:
@@ -420,6 +501,7 @@ class Inbox:
             and self._turn is None
             and not self._queue
             and not self._summary
+            and not self._is_held
             and not self._posting
         ):
             self._when_idle(self)
@@ -440,7 +522,7 @@ class Inbox:
     def _cancel_queue(self, error: BaseException | None) -> None:
         """Cancel all waiting messages, and drop the summary of removed messages."""
         self._summary = []
-        self._is_held = False
+        self._is_held = self._until_release
         for entry in self._queue.take_all():
             self._settle(entry.item, Settled(SettledKind.CANCELLED, error=error))
         self._tell_if_idle()

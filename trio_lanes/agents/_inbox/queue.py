@@ -17,6 +17,9 @@ run, so it is due when no message has joined for ``debounce`` seconds, and at th
 even if an overflow has removed that message; otherwise a stream of messages that keeps
 overflowing the queue would never be due.
 
+An active turn takes steers from anywhere in the queue, unless ``steers_first`` is False: then from
+its head only. What was on both sides of a message that has left is adjacent.
+
 A message that is posted while the queue is empty and no turn is active is due at once in every
 mode, so no message joins it.
 """
@@ -27,7 +30,7 @@ import enum
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextvars import Context
 from itertools import chain, count, takewhile
 from typing import Any, Final, Generic, TypeVar, final
@@ -172,16 +175,22 @@ class QueueOptions:
 
 @final
 class MessageQueue(Generic[T]):
-    """The waiting messages of an inbox, in order."""
+    """The waiting messages of an inbox, in order.
 
-    def __init__(self, options: QueueOptions) -> None:
+    Args:
+      steers_first: whether a turn takes steers although messages of other modes are before them.
+    """
+
+    def __init__(self, options: QueueOptions, *, steers_first: bool) -> None:
         self._options: Final = options
+        self._steers_first: Final = steers_first
         self._by_item: Final[dict[T, Entry[T]]] = {}
         self._next_place: Final = count().__next__
         self._interrupts: Final[deque[Entry[T]]] = deque()
         # All other messages, by place: a message is found by bisection, and the C code of a list
         # moves those behind it.
         self._line: Final[list[Entry[T]]] = []
+        self._steers: Final[dict[T, Entry[T]]] = {}  # those of the line, in the same order
         self._replaceable: Entry[T] | None = None  # the message in mode REPLACE
 
     def __len__(self) -> int:
@@ -194,11 +203,18 @@ class MessageQueue(Generic[T]):
         """Return the entry of a message, if it waits."""
         return self._by_item.get(item)
 
-    def position(self, entry: Entry[T]) -> int:
-        """Return how many messages wait before ``entry``, which waits."""
+    def position(self, entry: Entry[T], taken: list[Entry[T]]) -> int:
+        """Return how many messages wait before ``entry``, which waits.
+
+        Args:
+          taken: the `steers_of` a turn, which takes them before it ends; or none.
+        """
+        if entry in taken:
+            return taken.index(entry)
         if entry.goes_first:
-            return self._interrupts.index(entry)
-        return len(self._interrupts) + self._index(entry)
+            return len(taken) + self._interrupts.index(entry)
+        behind = sum(one.place > entry.place for one in taken)
+        return len(self._interrupts) + self._index(entry) + behind
 
     def _index(self, entry: Entry[T]) -> int:
         return bisect_left(self._line, entry.place, key=_place)
@@ -264,6 +280,8 @@ class MessageQueue(Generic[T]):
         entry.place = self._next_place()
         entry.unit = self._unit_with(entry)
         self._line.append(entry)
+        if entry.mode is WhenBusy.STEER:
+            self._steers[entry.item] = entry
 
     # ---- removing
 
@@ -274,19 +292,24 @@ class MessageQueue(Generic[T]):
             self._taken(taken)
             return taken
         unit = self._line[0].unit
-        return self._take_while(lambda one: one.unit is unit)
-
-    def take_steers(self, group: Hashable) -> list[Entry[T]]:
-        """Remove and return the steers of ``group`` at the head of the queue."""
-        if self._interrupts:
-            return []
-        steer = WhenBusy.STEER
-        return self._take_while(lambda one: one.mode is steer and one.group == group)
-
-    def _take_while(self, fits: Callable[[Entry[T]], bool]) -> list[Entry[T]]:
-        taken = list(takewhile(fits, self._line))
+        taken = list(takewhile(lambda one: one.unit is unit, self._line))
         del self._line[: len(taken)]
         self._taken(taken)
+        return taken
+
+    def steers_of(self, group: Hashable) -> list[Entry[T]]:
+        """Return the steers that a turn of ``group`` takes now: no steer overtakes another."""
+        if self._steers_first:
+            steers: Iterable[Entry[T]] = self._steers.values()
+        else:
+            steers = takewhile(lambda one: one.mode is WhenBusy.STEER, self)
+        return list(takewhile(lambda one: one.group == group, steers))
+
+    def take_steers(self, group: Hashable) -> list[Entry[T]]:
+        """Remove and return the `steers_of` a group."""
+        taken = self.steers_of(group)
+        for steer in taken:
+            self.take(steer)
         return taken
 
     def take_victim(self) -> Entry[T]:
@@ -327,6 +350,7 @@ class MessageQueue(Generic[T]):
     def _taken(self, entries: list[Entry[T]]) -> None:
         for entry in entries:
             del self._by_item[entry.item]
+            self._steers.pop(entry.item, None)
             if entry is self._replaceable:
                 self._replaceable = None
 

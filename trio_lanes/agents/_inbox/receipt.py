@@ -43,7 +43,8 @@ class SettledKind(enum.StrEnum):
     DROPPED = "dropped"
     """An overflow dropped it."""
     REJECTED = "rejected"
-    """It was posted in mode REJECT while the inbox was busy."""
+    """It was posted in mode REJECT while the inbox was busy or held, or for a turn that was not the
+    active one."""
     REPLACED = "replaced"
     """A newer message replaced it."""
     CANCELLED = "cancelled"
@@ -72,7 +73,8 @@ class Settled:
     result: Any = None
     """The value that the handler returned, if the kind is RAN or MERGED."""
     error: BaseException | None = None
-    """The error that the handler raised if FAILED; the reason of the cancellation if CANCELLED."""
+    """The error that the handler raised if FAILED; the reason of the cancellation if CANCELLED;
+    why it was not the expected turn if REJECTED for that."""
     turn: Turn | None = None
     """The turn that was started with the message, or took it; None if no turn did, or if the
     message was posted again, with its id, after it had settled."""
@@ -98,6 +100,8 @@ class InboxOfReceipt(Protocol):
 
     @property
     def session(self) -> str: ...
+    @property
+    def is_held(self) -> bool: ...
     def _sync(self) -> None: ...
     def _position(self, receipt: Receipt) -> int | None: ...
     def _edit(self, receipt: Receipt, message: Any) -> bool: ...
@@ -137,6 +141,14 @@ class Receipt:
         return MessageState.WAITING if self._turn is None else MessageState.IN_TURN
 
     @property
+    def is_held(self) -> bool:
+        """Whether it waits in an inbox that is held: only an active turn may take it, as a steer.
+
+        Not a checkpoint.
+        """
+        return self.state is MessageState.WAITING and self._inbox.is_held
+
+    @property
     def outcome(self) -> Settled | None:
         """The outcome of the message; None until it has settled. Not a checkpoint.
 
@@ -157,8 +169,9 @@ class Receipt:
     def position(self) -> int | None:
         """The number of messages that wait before this message; None if it does not wait.
 
-        Messages that an active turn may take, and messages that will share a turn with it, count
-        as others. Not a checkpoint.
+        The steers that the active turn may take are before all others, unless the inbox has
+        ``steers_first=False``. They, and messages that will share a turn with it, count as others.
+        Not a checkpoint.
         """
         return self._inbox._position(self)
 

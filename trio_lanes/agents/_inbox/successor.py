@@ -1,6 +1,7 @@
 """The successor: the one job that an inbox keeps submitted while messages wait in it.
 
-* While the head of the queue is not due, the successor is delayed until then.
+* While the head of the queue is not due, the successor is delayed until then; without an end, while
+  the inbox is held.
 * If the due time changes, a new job is submitted first, and then the old job is cancelled. If no
   message waits any more, the job is cancelled. A job that was granted its slots is never
   cancelled here: its body reads the queue when it begins, so it also handles messages that are
@@ -22,6 +23,7 @@ import trio
 
 from trio_lanes import Job, JobState, LaneError, Lanes
 
+from ..._config.reasons import ENDLESS
 from .queue import NOW
 
 
@@ -56,7 +58,7 @@ class Successor:
         """Ensure that a job starts when the head of the queue is due.
 
         Args:
-          due: the time at which the head is due.
+          due: the time at which the head is due; `math.inf` while the inbox is held.
           context: the context whose copy the job runs in.
 
         Raises:
@@ -99,7 +101,7 @@ class Successor:
             due,
             session=inbox.session,
             lane=inbox.lane,
-            delay=max(0.0, due - now),
+            delay=min(max(0.0, due - now), ENDLESS),
             name=inbox._turn_name,
         )
         if job.done:  # a hook has settled it

@@ -7,8 +7,9 @@ of the handler.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Final, Protocol, TypeAlias, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, final
 
 import trio
 from trio.lowlevel import disable_ki_protection, enable_ki_protection
@@ -28,6 +29,9 @@ class InboxOfTurn(Protocol):
     def session(self) -> str: ...
     def post(self, message: Any, *, when_busy: WhenBusy, group: Hashable) -> Receipt: ...
     def _take(self, turn: Turn) -> list[Any]: ...
+    def _before_abort(
+        self, then: Literal["run", "hold", "clear"], reason: str | None, /
+    ) -> None: ...
 
 
 @final
@@ -60,6 +64,7 @@ class Turn(BaseTurn):
         self._inbox: Final = inbox
         self._receipts: Final = receipts
         self._rollback_called = False
+        self._id: str | None = None  # until it is asked for
         self._ending: Final = Ending()
 
     def __repr__(self) -> str:
@@ -69,6 +74,13 @@ class Turn(BaseTurn):
     @property
     def _is_active(self) -> bool:
         return not (self._ending.come or self.job.done)
+
+    @property
+    def id(self) -> str:
+        """A name that no other turn has: ``post(..., expected_turn=turn.id)`` is for this turn."""
+        if self._id is None:
+            self._id = secrets.token_hex(8)
+        return self._id
 
     @property
     def rollback_called(self) -> bool:
@@ -81,12 +93,13 @@ class Turn(BaseTurn):
 
     @enable_ki_protection
     def take(self) -> list[Any]:
-        """Remove and return the steers at the head of the queue, oldest first.
+        """Remove and return the steers that wait, oldest first.
 
         The handler calls this where it can include new messages. The steers settle as STEERED now,
-        whatever the outcome of the turn. A steer of another `group` is not taken, nor is a steer
-        behind it or behind another kind of message. The list is empty while compacting, after an
-        abort and after the end. Not a checkpoint.
+        whatever the outcome of the turn. They are taken although messages of other modes were
+        posted before them, unless the inbox has ``steers_first=False``. A steer of another `group`
+        is not taken, nor is a steer behind it. The list is empty while compacting, after an abort
+        and after the end. Not a checkpoint.
         """
         if self.is_compacting or self.abort_called or not self._is_active:
             return []
@@ -109,21 +122,41 @@ class Turn(BaseTurn):
         return outcome is None or outcome.kind is not SettledKind.DROPPED
 
     @enable_ki_protection
-    def abort(self, reason: str | None = None, *, rollback: bool = False) -> None:
-        """Cancel the handler, as by a `trio.CancelScope` around it. Waiting messages stay.
+    def abort(
+        self,
+        reason: str | None = None,
+        *,
+        then: Literal["run", "hold", "clear"] = "run",
+        rollback: bool = False,
+    ) -> None:
+        """Cancel the handler, as by a `trio.CancelScope` around it.
 
         The messages of the turn settle when the handler has ended: as CANCELLED, or as RAN or
-        FAILED if the handler returned or raised nevertheless. A second abort, or an abort after
-        the end, has no effect. Not a checkpoint.
+        FAILED if the handler returned or raised nevertheless. A second abort has no effect but by
+        ``then`` and ``rollback``; an abort after the end has none. Not a checkpoint.
 
         Args:
           reason: the reason in the errors of the cancelled messages.
+          then: what the waiting messages do, decided before the handler is cancelled; see
+            `Inbox.stop`.
           rollback: set `rollback_called`, also if the turn was aborted before.
+
+        Raises:
+          ValueError: for another ``then``.
         """
+        check_then(then)
         if not self._is_active:
             return
+        self._inbox._before_abort(then, reason)
         self._rollback_called = self._rollback_called or rollback
         self._abort(reason)
+
+
+def check_then(then: Literal["run", "hold", "clear"]) -> Literal["run", "hold", "clear"]:
+    """Return ``then``, if it says what the waiting messages do when a turn is stopped."""
+    if then not in ("run", "hold", "clear"):
+        raise ValueError(f"then must be 'run', 'hold' or 'clear', not {then!r}")
+    return then
 
 
 Handler: TypeAlias = Callable[[Turn], Awaitable[Any]]
