@@ -81,7 +81,13 @@ def frame(**more: Any) -> dict[str, Any]:
         "at": 100.0,
         "pid": 4121,
         "totals": totals(),
+        "health": [],
+        "more_problems": 0,
+        "left_out": [],
+        "looked": True,
+        "told": [],
         "lanes": [row()],
+        "more_lanes": 0,
         "sessions": [],
         "notes": [],
         **more,
@@ -136,6 +142,34 @@ def test_the_picture_has_totals_lanes_sessions_and_what_is_noticed() -> None:
         "2.0 min ago  once",
     ):
         assert wanted in told, wanted
+
+
+def test_the_picture_begins_with_the_verdict_and_says_what_it_leaves_out() -> None:
+    assert "\nhealthy\n" in text_of(frame())
+    problem = {"text": "main is paused", "advice": "resume it"}
+    lines = [
+        line.rstrip()
+        for line in text_of(
+            frame(
+                health=[problem] * 7,
+                more_problems=3,
+                left_out=["the bodies of other processes"],
+                told=[
+                    {"text": "the oldest wait is of 60 s", "advice": "cancel 1"},
+                    {"text": "noticed 2.0 s ago", "advice": None},
+                ],
+                more_lanes=440,
+            )
+        ).splitlines()
+    ]
+    assert lines[1:10] == [
+        "10 problems; not looked at: the bodies of other processes",
+        *["  main is paused: resume it"] * 5,
+        "  and 5 more",
+        "  the oldest wait is of 60 s: cancel 1",
+        "  noticed 2.0 s ago",
+    ]
+    assert "and 440 more lanes" in lines
 
 
 def test_a_hostile_name_moves_no_cursor_and_is_no_markup() -> None:

@@ -10,24 +10,22 @@ import httpx2
 from ._answer import Answer
 from ._ask import verdict, why_lines
 from ._exits import DONE, NO, STORE_UNAVAILABLE, CommandError, one_line
-from ._top import BusyError, check_answer, check_url, follow, page_client
+from ._top import MOST_FRAMES, BusyError, check_answer, check_url, follow, is_whole, page_client
 
 
 async def health(url: str, headers: Mapping[str, str]) -> Answer:
     """Show what is wrong with the lanes of a page, and with its store."""
     frames: list[Any] = []
 
-    def show_one(frame: Any) -> bool:
+    def show_first(frame: Any) -> bool:
         frames.append(frame)
-        return False
+        return not is_whole(frame) and len(frames) < MOST_FRAMES
 
     frames_url = check_url(url)
     async with page_client(url, headers) as client:
-        await follow(client, frames_url, show_one)
-    said = frames[0]
-    return verdict(
-        said["health"], said["left_out"], unseen=said["unseen"], looked=said.get("looked", True)
-    )
+        await follow(client, frames_url, show_first)
+    said = frames[-1]
+    return verdict(said["health"], said["left_out"], unseen=said["unseen"], looked=said["looked"])
 
 
 async def why(url: str, headers: Mapping[str, str], ids: Sequence[int]) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._config.names import MONITOR_KEY
+from .._config.problems import verdict_on
 from ..durable._runs.events import one_line as visible
 from ._exits import DONE, STORE_UNAVAILABLE, CommandError, one_line
 
@@ -27,9 +28,12 @@ Frame = Mapping[str, Any]
 AGAIN: Final = 1.0  # seconds from a lost connection to the next attempt
 SILENCE: Final = 15.0  # seconds without a frame after which a connection is lost
 _NOTES: Final = 6
+_PROBLEMS: Final = 5
 _MAX_LISTED: Final = 8
 _BAR: Final = 16  # characters
 _STYLES: Final = {"info": "", "warning": "yellow", "error": "red"}
+MOST_FRAMES: Final = 40
+"""Of how many frames one is to have a store that is slow: of some ten seconds."""
 PLAIN: Final = 120
 """Columns of a standard output that is not a terminal."""
 
@@ -75,12 +79,15 @@ async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
         if not console.is_terminal:
             console.width = PLAIN
 
-            def show_one(frame: Frame | None) -> bool:
-                assert frame is not None  # the first is the last
-                console.print(drawn(frame, ""))
-                return False
+            seen: list[Frame] = []
 
-            await follow(client, frames, show_one)
+            def show_first(frame: Frame | None) -> bool:
+                assert frame is not None
+                seen.append(frame)
+                return not is_whole(frame) and len(seen) < MOST_FRAMES
+
+            await follow(client, frames, show_first)
+            console.print(drawn(seen[-1], ""))
             return DONE
         with Live(console=console, screen=True, auto_refresh=False) as live:
             last: Frame = {}
@@ -96,6 +103,11 @@ async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
                 nursery.start_soon(_until_signal, nursery.cancel_scope)
                 await follow(client, frames, show)
     return DONE
+
+
+def is_whole(frame: Frame) -> bool:
+    """Whether a frame has the store of its page as well, or says why not."""
+    return bool(frame["looked"] or frame["health"])
 
 
 async def _until_signal(scope: trio.CancelScope) -> None:
@@ -211,7 +223,9 @@ def drawn(frame: Frame, link: str) -> RenderableType:
         f"given up {totals['abandoned']}" if totals["abandoned"] else "",
     ]
     text = Text(" · ".join(number for number in numbers if number))
-    parts: list[RenderableType] = [head, text, _lanes(frame)]
+    parts: list[RenderableType] = [head, *_verdict(frame), text, _lanes(frame)]
+    if frame["more_lanes"]:
+        parts.append(Text(f"and {frame['more_lanes']} more lanes"))
     if frame["sessions"]:
         parts.append(_sessions(frame))
     if frame["notes"]:
@@ -223,6 +237,21 @@ def drawn(frame: Frame, link: str) -> RenderableType:
             Text(f"  {ago} ago  {visible(note['text'])}{times}", _STYLES.get(note["level"], ""))
         )
     return Group(*parts)
+
+
+def _verdict(frame: Frame) -> Iterator[Text]:
+    """Give the lines of what is wrong, each with what to do, and of what else is told."""
+    problems = frame["health"]
+    count = len(problems) + frame["more_problems"]
+    yield Text(visible(verdict_on(count, frame["left_out"])), "red" if count else "green")
+    for one in problems[:_PROBLEMS]:
+        yield Text(f"  {visible(one['text'])}: {visible(one['advice'])}", "red")
+    if count > _PROBLEMS:
+        yield Text(f"  and {count - _PROBLEMS} more", "red")
+    for one in frame["told"]:
+        yield Text(
+            f"  {visible(one['text'])}" + (f": {visible(one['advice'])}" if one["advice"] else "")
+        )
 
 
 def _table(*columns: str) -> Table:

@@ -1,7 +1,7 @@
 """What a store of durable lanes holds: instances, dead letters, locks and quotas, and its jobs.
 
-The store is asked while a page looks, at most every two seconds and once for all pages; nothing in
-an answer grows with the number of jobs.
+The store is asked while a page looks, at most every two seconds and for a tenth of the time, and
+once for all pages; nothing in an answer grows with the number of jobs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any, Final, NoReturn, final
 
 import trio
 
-from trio_lanes import Lanes, Problem
+from trio_lanes import Cause, Lanes, Problem
 from trio_lanes.durable import (
     DurableLanes,
     DurableRun,
     DurableState,
     DurableStatistics,
     DurableStatus,
+    LaneLimit,
     ResultGoneError,
     StoreError,
     StoreUnavailableError,
@@ -37,11 +38,17 @@ from ._guard import RefusedError
 from ._notes import Notes
 from ._shown import MAX_ROWS, Frame, clipped, shown, shown_problem
 from ._story import children_of, root_of
+from ._told import LONG, of_owners, of_retries, of_wait
 
 EVERY: Final = 2.0  # seconds
+_SHARE: Final = 10
+"""From one look to the next this many times as long passes as a look takes."""
+_OLD: Final = 2 * EVERY
+"""Seconds from which on the age of figures is said."""
 JOB_COUNTS: Final = ("waiting", "parked", "running", "dead")
 _MAX_LETTERS: Final = 500  # that are grouped
 _MAX_JOBS_OF_A_STATE: Final = 20
+_JOBS_READ: Final = 200  # of a state
 _OF_A_JOB: Final = (
     *("id", "name", "session", "lane", "state", "why", "until", "attempt", "crashes", "error"),
     "submitted_at",
@@ -58,7 +65,7 @@ class Durable:
         self._notes: Final = notes
         self._asking: Final = trio.Lock()
         self._view: Frame = {}
-        self._asked_at = -math.inf
+        self._next_at = -math.inf
         self._read_at = -math.inf
         self.problems: Sequence[Problem] = ()
         """What is wrong with the store, as far as it was looked at last."""
@@ -66,11 +73,16 @@ class Durable:
         self.lanes: Mapping[str, StoredLanes] = {}
         """Its lanes by their labels, as they were read last."""
         self.sessions = 0
+        self.oldest: tuple[float, Sequence[Frame]] = 0.0, ()
+        """The longest wait in seconds; and if it is long, what is told of it."""
+        self.retries: Sequence[Frame] = ()
+        """What is told of jobs that back off."""
 
     async def view(self) -> Frame:
-        """Return the state of the store, which may be two seconds old. A checkpoint."""
+        """Return the state of the store, which may be old if a look takes long. A checkpoint."""
         async with self._asking:
-            if trio.current_time() >= self._asked_at + EVERY:
+            began = trio.current_time()
+            if began >= self._next_at:
                 try:
                     self._view = await self._look()
                     self._read_at = trio.current_time()
@@ -78,10 +90,19 @@ class Durable:
                     self._view = {**self._view, "error": clipped(error, 300)}
                     others = [one for one in self.problems if one.kind != "store"]
                     self.problems = [unreachable(error), *others]
-                self._asked_at = trio.current_time()
-            if "error" not in self._view or self._read_at == -math.inf:
+                now = trio.current_time()
+                # a store that does not answer has no work by it
+                took = 0.0 if "error" in self._view else now - began
+                self._next_at = now + max(EVERY, _SHARE * took)
+            if self._age is None or self._read_at == -math.inf:
                 return self._view
-            return {**self._view, "age": round(trio.current_time() - self._read_at, 3)}
+            return {**self._view, "age": self._age}
+
+    @property
+    def _age(self) -> float | None:
+        """The seconds since the store was read; None, if that is what a page is used to."""
+        age = trio.current_time() - self._read_at
+        return round(age, 3) if "error" in self._view or age > _OLD else None
 
     async def follow(self) -> NoReturn:
         """Keep what is known of the store new, until this is cancelled."""
@@ -99,10 +120,10 @@ class Durable:
         """What was not looked at, in words; with the age of what could not be read again."""
         if self._read_at == -math.inf:
             return ["the store"]
-        if "error" not in self._view:
+        age = self._age
+        if age is None:
             return [*self._left_out]
-        age = in_words(trio.current_time() - self._read_at)
-        return [*self._left_out, f"the store (its figures are as of {age} ago)"]
+        return [*self._left_out, f"the store (its figures are as of {in_words(age)} ago)"]
 
     @property
     def looked(self) -> bool:
@@ -114,13 +135,17 @@ class Durable:
         now = await lanes.statistics()
         instances = await lanes.instances()
         letters = await lanes.dead(limit=_MAX_LETTERS)
-        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_MAX_JOBS_OF_A_STATE)
-        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_MAX_JOBS_OF_A_STATE)
+        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_JOBS_READ)
+        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_JOBS_READ)
         problems = await lanes.health()
         if not problems.looked:
             raise StoreUnavailableError(problems[0].text.partition(": ")[2])
-        self.lanes = await self._by_label(now)
+        limits = await lanes.limits()
+        first = await self._first_of_lanes(now, waiting)
+        self.lanes = _by_label(now, first, limits)
         self.problems, self._left_out, self.sessions = problems, problems.left_out, now.sessions
+        self.oldest = await self._oldest_wait(now, first, waiting, limits)
+        self.retries = of_retries(now.parked, parked)
         groups = Counter((job.name, _type(job)) for job in letters)
         seen = max((job.seen_at for job in (*letters, *parked, *waiting)), default=time.time())
         return {
@@ -146,23 +171,50 @@ class Durable:
             "quotas": shown(now.quotas),
             "paused": shown(now.paused),
             "schedules": shown(await lanes.schedules(MAX_ROWS), "name", "next", "last", "skipped"),
-            "jobs": shown([*parked, *waiting], *_OF_A_JOB),
+            "jobs": shown(
+                [*parked[:_MAX_JOBS_OF_A_STATE], *waiting[:_MAX_JOBS_OF_A_STATE]], *_OF_A_JOB
+            ),
         }
 
-    async def _by_label(self, now: DurableStatistics) -> Mapping[str, StoredLanes]:
-        """Return the lanes by their names, or by their templates."""
-        limits = await self._lanes.limits()
-        waiting = (name for name, one in now.lanes.items() if one.waiting)
-        longest = nlargest(MAX_ROWS, waiting, key=lambda name: now.lanes[name].waiting)
-        found: dict[str, StoredLanes] = {}
-        for name, one in now.lanes.items():
-            label = label_of(name, limits) or name
-            oldest = 0.0
-            if name in longest:
-                for job in await self._lanes.jobs(name, states=[DurableState.WAITING], limit=1):
-                    oldest = job.waited
-            found.setdefault(label, StoredLanes()).add(one, oldest)
-        return found
+    async def _first_of_lanes(
+        self, now: DurableStatistics, waiting: Sequence[DurableStatus]
+    ) -> Mapping[str, DurableStatus]:
+        """Return the first job that waits in each lane; of many lanes, for those with the most.
+
+        Args:
+          waiting: the first jobs that wait in all lanes.
+        """
+        first: dict[str, DurableStatus] = {}
+        for job in waiting:
+            first.setdefault(job.lane, job)
+        others = (name for name, one in now.lanes.items() if one.waiting and name not in first)
+        for name in nlargest(MAX_ROWS, others, key=lambda name: now.lanes[name].waiting):
+            for job in await self._lanes.jobs(name, states=[DurableState.WAITING], limit=1):
+                first[name] = job
+        return first
+
+    async def _oldest_wait(
+        self,
+        now: DurableStatistics,
+        first: Mapping[str, DurableStatus],
+        waiting: Sequence[DurableStatus],
+        limits: Mapping[str, LaneLimit],
+    ) -> tuple[float, Sequence[Frame]]:
+        job = max(first.values(), key=lambda job: job.waited, default=None)
+        if job is None or job.waited < LONG:
+            return 0.0, ()
+        causes: Sequence[Cause] = ()
+        with suppress(ResultGoneError):  # it may end meanwhile
+            causes = await self._lanes.root_causes(job.id)
+        cause = next(iter(causes), None)
+        lane, owners = job.lane, [_owner(one) for one in waiting if one.lane == job.lane]
+        limit = limits.get(label_of(lane, limits) or "")
+        count = now.lanes[lane].waiting if lane in now.lanes else len(owners)
+        fair = limit is not None and limit.fair
+        return job.waited, [
+            of_wait(job.waited, lane, job.id, cause, stored=True),
+            *of_owners(lane, count, owners, fair=fair, stored=True),
+        ]
 
     async def story(self, id: int, *, operates: bool) -> Frame | None:
         """Return a job of the store, its attempts, and the root of its wait.
@@ -205,7 +257,7 @@ class Durable:
         return self._done(done.format(id))
 
     def _done(self, text: str) -> Frame:
-        self._asked_at = -math.inf
+        self._next_at = -math.inf
         self._notes.add("warning", "requeued", "", text)
         return {"text": text}
 
@@ -225,6 +277,23 @@ class Durable:
         return self._done(
             f"Requeued {count} jobs of {clipped(handler)} that ended in {clipped(error)}"
         )
+
+
+def _by_label(
+    now: DurableStatistics,
+    first: Mapping[str, DurableStatus],
+    limits: Mapping[str, LaneLimit],
+) -> Mapping[str, StoredLanes]:
+    """Return the lanes by their names, or by their templates."""
+    found: dict[str, StoredLanes] = {}
+    for name, one in now.lanes.items():
+        oldest = first[name].waited if name in first else 0.0
+        found.setdefault(label_of(name, limits) or name, StoredLanes()).add(one, oldest)
+    return found
+
+
+def _owner(job: DurableStatus) -> str | None:
+    return job.session if job.owner is None else job.owner
 
 
 def _type(job: DurableStatus) -> str:

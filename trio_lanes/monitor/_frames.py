@@ -29,6 +29,7 @@ from ._both import StoredLanes, add_to_row, add_to_totals, row_of_store
 from ._notes import Notes
 from ._records import EndedRun, Records, Step
 from ._shown import MAX_ROWS, Frame, clipped, shown_problem
+from ._told import LONG, OWNERS_READ, of_errors, of_owners, of_wait
 
 INTERVAL: Final = 0.25  # seconds between two frames, at least
 MAX_RUNNING: Final = 24  # jobs of a row
@@ -59,6 +60,10 @@ class StoreOfFrames(Protocol):
     def left_out(self) -> Sequence[str]: ...
     @property
     def looked(self) -> bool: ...
+    @property
+    def oldest(self) -> tuple[float, Sequence[Frame]]: ...
+    @property
+    def retries(self) -> Sequence[Frame]: ...
     def is_of(self, lanes: Lanes) -> bool: ...
 
 
@@ -102,6 +107,7 @@ class Frames:
         self._health: Final = _Seldom(lambda now: lanes.health())
         self._longest: Final = _Seldom(self._sessions_by_wait)
         self._reasons: Final = _Seldom(self._longest_waits)
+        self._oldest: Final = _Seldom(self._oldest_wait)
         self._sent_record = 0
         self._left_out = 0  # rows of lanes that the last frame does not have
         self._keys: list[str] = []
@@ -171,6 +177,7 @@ class Frames:
         if self._store is not None:
             stored = self._store.lanes.values()
             add_to_totals(totals, stored, self._store.sessions, same=self._store.is_of(self._lanes))
+        verdict = self._verdict(now)
         totals["oldest_lane"] = oldest["name"] if oldest and oldest["oldest"] else ""
         return {
             "n": self.number,
@@ -178,7 +185,8 @@ class Frames:
             "wall": round(time.time(), 3),
             "pid": os.getpid(),
             "totals": totals,
-            **self._verdict(now),
+            **verdict,
+            "told": self._told(now, verdict["health"]),
             "lanes": rows,
             "more_lanes": self._left_out,
             "groups": [
@@ -215,6 +223,32 @@ class Frames:
             "left_out": [clipped(one) for one in left_out],
             "looked": store is None or store.looked,
         }
+
+    def _told(self, now: float, problems: Iterable[Frame]) -> list[Frame]:
+        """Return what is told of besides problems, which have told of some waits already."""
+        oldest, store = self._oldest.at(now), self._store
+        if store is not None and store.oldest[0] > oldest[0]:
+            oldest = store.oldest
+        retries = () if store is None else store.retries
+        lines = [*oldest[1], *retries, *of_errors(self._notes.last(), now)]
+        known = {(one["job"], one["stored"]) for one in problems}
+        return [
+            one for one in lines if one["job"] is None or (one["job"], one["stored"]) not in known
+        ]
+
+    def _oldest_wait(self, now: float) -> tuple[float, Sequence[Frame]]:
+        """Return the longest wait in seconds; and if it is long, its cause, and of whom most is."""
+        each = self._lanes.statistics().lanes
+        name = max(each, key=lambda name: each[name].oldest_wait, default="")
+        if not name or each[name].oldest_wait < LONG:
+            return 0.0, ()
+        lane, waited = self._lanes.lane(name), each[name].oldest_wait
+        jobs = lane.waiters(OWNERS_READ)
+        owners = [None if job.owner is None else clipped(job.owner) for job in jobs]
+        cause = next(iter(jobs[0].root_causes()), None)
+        wait = of_wait(waited, name, jobs[0].id, cause, stored=False)
+        more = of_owners(name, lane.waiting, owners, fair=lane.config.fair, stored=False)
+        return waited, [wait, *more]
 
     # ---- lanes
 

@@ -371,6 +371,8 @@ class DurableStatus:
     """When the job ends as EXPIRED, as Unix time; None: never, or a run of it has begun."""
     texts: JobTexts | None = None
     """What the job carries; None unless it was asked for."""
+    owner: str | None = None
+    """For whom it takes turns in a fair lane; None: its session."""
 
     @property
     def waited(self) -> float:

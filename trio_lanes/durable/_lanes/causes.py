@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, final
 
 from ... import Cause
@@ -83,6 +84,7 @@ class _Reasons:
         self._lanes: Final = lanes
         self._first: Final = status.id
         self._now: Final = status.seen_at
+        self._instances: Sequence[InstanceInfo] | None = None  # as they were asked for first
 
     async def of(self, job: _StoredJob) -> list[_Reason]:
         """Return the reasons of a job; its body, if it is at work and is not the first job."""
@@ -121,7 +123,7 @@ class _Reasons:
             advice = f"requeue or purge {other}"
             return [root_of(job, kind, lane, root, jobs=(other,), advice=advice)]
         if kind == "handler":
-            if not [info for info in await self._lanes.instances() if lives(info) is not False]:
+            if not [info for info in await self._all() if lives(info) is not False]:
                 return [_no_instance(job, lane)]
             root = f"no live instance has the handler {status.name!r}"
             advice = f"start a worker with the handler {status.name!r}"
@@ -190,9 +192,14 @@ class _Reasons:
             advice += f", or reset the lanes of {run.host} {run.pid}"
         return root_of(status, kind, status.lane, root, jobs=(status.id,), advice=advice)
 
+    async def _all(self) -> Sequence[InstanceInfo]:
+        if self._instances is None:
+            self._instances = await self._lanes.instances()
+        return self._instances
+
     async def _instance(self, status: DurableStatus) -> InstanceInfo | None:
         """Return the live instance that runs a job; or of a job that waits, one that lives."""
-        for info in await self._lanes.instances():
+        for info in await self._all():
             if status.instance in (None, info.id) and lives(info) is not False:
                 return info
         return None
@@ -202,7 +209,7 @@ class _Reasons:
 
         The store knows no capacities. An instance that runs nothing takes the job at once.
         """
-        with_it = [one for one in await self._lanes.instances() if status.name in one.names]
+        with_it = [one for one in await self._all() if status.name in one.names]
         live = [one for one in with_it if lives(one) is not False]
         if not all(one.running for one in live):
             return []

@@ -153,9 +153,9 @@ class _Look:
             for job, seconds in late:
                 with suppress(ResultGoneError):  # it may end meanwhile
                     causes = await lanes.root_causes(job.id)
-                    waits = (await lanes.job(job.id).status()).state is job.state
                     found = problem_of(job.id, name, seconds, causes, longest)
-                    self.found.append(found if waits else None)
+                    if found and (await lanes.job(job.id).status()).state is job.state:
+                        self.found.append(found)
 
     async def _jobs_of(
         self, name: str, lane: DurableLaneStatistics, instances: Iterable[InstanceInfo]

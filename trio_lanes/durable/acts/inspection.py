@@ -284,6 +284,7 @@ def status_from(
         timeout=job.timeout,
         seen_at=now,
         expires_at=job.expires,
+        owner=job.owner,
     )
 
 

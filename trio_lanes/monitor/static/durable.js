@@ -35,7 +35,7 @@ class Durable extends Panel {
     }), all > requests.length ? ` and ${all - requests.length} more` : ""];
     const waiting = (/** @type {{waiting: number, waiters: import("./types").Asked[]}} */ one) => one.waiting ? [`; ${one.waiting} waiting: `, ...asked(one.waiters, one.waiting)] : [];
     return [
-      ...(error === undefined ? [verdict({ health, left_out })] : [h("p", { class: "error" }, `${error}; all below is as of ${seconds(age ?? 0)} ago`)]),
+      ...(error === undefined ? verdict({ health, left_out }) : [h("p", { class: "error" }, `${error}; all below is as of ${seconds(age ?? 0)} ago`)]),
       table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], Object.entries(lanes).map(([name, lane]) =>
         [name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
           `${lane.running} of ${limit(lane.concurrency)}`, `${lane.waiting}`, `${lane.parked}`, `${lane.dead}`])),

@@ -191,20 +191,21 @@ export function noted(notes) {
   return notes.toReversed().map((note) => h("li", { class: note.level }, h("time", {}, clock(note.wall)), " ", about(note), note.count > 1 ? ` (${note.count} times)` : ""));
 }
 
-/** What is wrong, each with what to do; or that nothing is; and what was not looked at. @param {import("./types").Verdict} looked */
-export function verdict({ health: problems, more_problems: more = 0, left_out: left }) {
-  const where = (/** @type {import("./types").Problem} */ one) => one.job !== null ? to(one.stored ? "stored" : "job", one.job, one.text) : !one.stored && one.lane ? to("lane", one.lane, one.text) : one.text;
-  const out = left.length ? `not looked at: ${left.join(", ")}` : "";
-  if (!problems.length) return h("p", { class: "good" }, `Healthy: nothing that was looked at is wrong${out && `; ${out}`}.`);
-  const some = problems.slice(0, 5).map((one) => h("li", { class: "error" }, where(one), h("small", {}, `What to do: ${one.advice}`))), rest = problems.length - some.length + more;
-  return h("ul", { class: "jobs" }, ...some, ...(rest ? [h("li", {}, `and ${rest} more`)] : []), ...(out ? [h("li", {}, out)] : []));
+/** What is wrong, each with what to do; or that nothing is; what was not looked at; and what else is told. @param {import("./types").Verdict} looked */
+export function verdict({ health: problems, more_problems: more = 0, left_out: left, told = [] }) {
+  const where = (/** @type {import("./types").Told} */ one) => one.job !== null ? to(one.stored ? "stored" : "job", one.job, one.text) : !one.stored && one.lane ? to("lane", one.lane, one.text) : one.text;
+  const out = left.length ? `not looked at: ${left.join(", ")}` : "", all = problems.length + more, rest = all - 5;
+  const line = (/** @type {string} */ kind, /** @type {string} */ helps, /** @type {import("./types").Told} */ one) => h("li", { class: kind }, where(one), ...(one.advice === null ? [] : [h("small", {}, `${helps}: ${one.advice}`)]));
+  return [all ? h("h2", {}, `${all} problem${all > 1 ? "s" : ""}`) : h("p", { class: "good" }, `Healthy: nothing that was looked at is wrong${out && `; ${out}`}.`),
+    h("ul", { class: "jobs" }, ...problems.slice(0, 5).map((one) => line("error", "What to do", one)), ...(rest > 0 ? [h("li", {}, `and ${rest} more`)] : []),
+      ...(all && out ? [h("li", {}, out)] : []), ...told.map((one) => line("", "What would help", one)))];
 }
 
 class Health extends Panel {
   /** @param {Frame} frame */
-  set frame({ health, more_problems, left_out, at }) {
-    this.fill([health.map(({ kind, lane, job }) => [kind, lane, job]), left_out, Math.round(at / 5)], () =>
-      [h("section", { class: health.length ? "card bad" : "card", "aria-label": "Health" }, verdict({ health, more_problems, left_out }))]);
+  set frame({ health, more_problems, left_out, told, at }) {
+    this.fill([health.map(({ kind, lane, job }) => [kind, lane, job]), told.map(({ job, advice }) => [job, advice]), left_out, Math.round(at / 5)], () =>
+      [h("section", { class: health.length ? "card bad" : "card", "aria-label": "Health" }, ...verdict({ health, more_problems, left_out, told }))]);
   }
 }
 

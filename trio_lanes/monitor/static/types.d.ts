@@ -26,9 +26,10 @@ export type Found = {sessions: string[], lanes: string[], jobs: Line[], ended: L
 export type Totals = {active: number, waiting: number, parked: number | null, sessions: number, abandoned: number,
   oldest: number, oldest_lane: string, slots: number, lent: number, limit: number | null,
   finished: number, failed: number, cancelled: number, quantiles: number[] | null};
-export type Problem = {kind: string, lane: string, text: string, advice: string, job: number | null, stored: boolean};
-export type Verdict = {health: Problem[], more_problems?: number, left_out: string[]};
-export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], more_problems: number, left_out: string[], lanes: Row[], more_lanes: number,
+export type Told = {text: string, advice: string | null, job: number | null, lane?: string, stored: boolean};
+export type Problem = Told & {kind: string, lane: string};
+export type Verdict = {health: Problem[], more_problems?: number, left_out: string[], told?: Told[]};
+export type Frame = {n: number, at: number, wall: number, pid: number, totals: Totals, health: Problem[], more_problems: number, left_out: string[], told: Told[], lanes: Row[], more_lanes: number,
   groups: Group[], jobs: Job[], ended: Job[], record: number, sessions: Session[],
   longest: {sessions: Numbers[], whole: boolean}, notes: Note[]};
 export type Stored = {id: number, name: string, session: string | null, lane: string, state: string,
