@@ -542,8 +542,6 @@ class Scheduler:
             if joints.on_placed:
                 for note in joints.on_placed:
                     note(job)
-            if options.delay >= ENDLESS and not self.closing.is_open:
-                self.withdraw(job, self.closing.error())  # as `close` has done with those before
             if outermost:
                 to_act = lane.touched or (session and session.touched)
                 if to_act or self._effects or joints.on_batch_end or self.watches.due:
@@ -586,6 +584,9 @@ class Scheduler:
         if job._session_lane is not None:
             job._session_lane.postpone(job)
         self._set_timer(job, job.submitted_at + job._options.delay - self.now, self._due)
+        if job._options.delay >= ENDLESS and not self.closing.is_open:
+            # as `close` has done with those that were held before
+            self.after_act(self.withdraw, job, self.closing.error())
 
     def _due(self, job: AnyJob) -> None:
         with self.batch():
