@@ -19,7 +19,9 @@ from .commands import (
     Command,
     CommandError,
     Deny,
+    Go,
     Help,
+    Hold,
     Limit,
     Pause,
     Queue,
@@ -74,7 +76,7 @@ class Chat:
         self._card = 0  # of the tour: the last one
 
     async def talk(self, lines: Lines) -> None:
-        """Run commands until the lines end; then resume the lanes that were paused here."""
+        """Run commands until the lines end; then resume what was paused or held here."""
         going_on = True
         while going_on:
             try:
@@ -82,13 +84,17 @@ class Chat:
                 going_on = line is not None and await self.obey(line)
             except CommandError as error:
                 self._refuse(error)
-            if not self._paused:  # without a resume, there may never be room: read the next line
+            # Without a /resume or a /go, there may never be room: read the next line.
+            if not (self._paused or self._sessions.held):
                 await self._sessions.wait_room()
         if self._paused:
             self._screen.say(
                 f"resuming {', '.join(sorted(self._paused))}: no user is left to do it"
             )
             self._resume(None)
+        for session in self._sessions.held:
+            self._screen.say(f"going on in {session}: no user is left to do it")
+            self._sessions.go_on(session)
 
     async def obey(self, line: str) -> bool:
         """Run the command of a line, or show an error. Return False after the last line.
@@ -133,6 +139,16 @@ class Chat:
                 key = self._named(session)
                 if not self._sessions.stop(key, "/stop"):
                     raise CommandError(f"nothing runs in {key}")
+            case Hold(session):
+                key = self._named(session)
+                count = self._sessions.hold(key, "/hold")
+                self._screen.say(f"{key} is held until /go, with {count} waiting")
+            case Go(session):
+                key = self._named(session)
+                if not self._sessions.is_held(key):
+                    raise CommandError(f"{key} is not held")
+                self._sessions.go_on(key)
+                self._screen.say(f"going on in {key}")
             case Clear(session):
                 key = self._named(session)
                 count = self._sessions.clear(key, "/clear")

@@ -23,6 +23,8 @@ text                      post the text in the current session
 /queue MODE [NAME]        set the mode of messages during an active turn: steer, followup,
                           collect, interrupt, rollback, reject or replace
 /stop [NAME]              stop the active turn of a session
+/hold [NAME]              stop the active turn, and hold the waiting messages until /go
+/go [NAME]                answer the messages that are held
 /clear [NAME]             cancel the waiting messages of a session
 /abort [NAME]             /clear, then /stop
 /approve [NAME]           allow the tool calls that a turn asks for
@@ -63,6 +65,16 @@ class Why:
 
 @attrs.frozen
 class Stop:
+    session: str | None
+
+
+@attrs.frozen
+class Hold:
+    session: str | None
+
+
+@attrs.frozen
+class Go:
     session: str | None
 
 
@@ -123,7 +135,7 @@ class Quit:
     pass
 
 
-OfSession = Why | Stop | Clear | Abort | Approve | Deny
+OfSession = Why | Stop | Hold | Go | Clear | Abort | Approve | Deny
 Command = (
     Say | SwitchTo | ShowSessions | OfSession | Queue | Limit | Pause | Resume | Tour | Help | Quit
 )
@@ -132,6 +144,8 @@ Command = (
 OF_SESSION: Final[dict[str, type[OfSession]]] = {
     "/why": Why,
     "/stop": Stop,
+    "/hold": Hold,
+    "/go": Go,
     "/clear": Clear,
     "/abort": Abort,
     "/approve": Approve,

@@ -27,11 +27,14 @@ class SessionRow:
     waiting: int = 0
     next: str = ""  # the next message
     paused: bool = False
+    held: bool = False
 
     def cells(self, current: str | None = None) -> tuple[str, ...]:
         """Return the row, in the order of `SESSION_HEADER`, with a mark at the current session."""
         mark = "*" if self.key == current else " "
-        state = "paused" if self.paused and self.running == "-" else self.running
+        state = self.running
+        if state == "-" and (self.held or self.paused):
+            state = "held" if self.held else "paused"
         return (mark + self.key, state, str(self.waiting), self.next)
 
 
@@ -51,10 +54,10 @@ def lane_rows(lanes: Lanes) -> list[tuple[str, ...]]:
 
 
 def session_rows(lanes: Lanes, sessions: Sessions) -> list[SessionRow]:
-    """Return a row for each session that has work or is paused."""
+    """Return a row for each session that has work, or is paused or held."""
     rows = []
-    for key in lanes.sessions():
-        row = SessionRow(key, paused=lanes.session(key).paused)
+    for key in dict.fromkeys([*lanes.sessions(), *sessions.held]):
+        row = SessionRow(key, paused=lanes.session(key).paused, held=sessions.is_held(key))
         turn = sessions.turn(key)
         if turn is not None:
             ran = trio.current_time() - (turn.job.started_at or 0)

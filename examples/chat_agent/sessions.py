@@ -144,6 +144,25 @@ class Sessions:
         """Abort the active turn; False if there is none."""
         return self.runs.abort(session, reason)
 
+    def hold(self, session: str, reason: str) -> int:
+        """Abort the active turn, and begin no other until `go_on`. Return how many wait."""
+        turn = self.turn(session)
+        if turn is None:
+            self._inboxes.hold(session)
+        else:
+            turn.abort(reason, then="hold")
+        self._tell(Queued(session))
+        return len(self._inboxes.waiting(session))
+
+    def go_on(self, session: str) -> None:
+        """Answer what waits in a session that is held.
+
+        Raises:
+          LaneError: if the lanes refuse its turn; then it is still held.
+        """
+        self._inboxes.release(session)
+        self._tell(Queued(session))
+
     async def abort(self, session: str, reason: str) -> int:
         """Cancel the waiting messages and the turn, and wait for its end. Return their number."""
         waiting = len(self._inboxes.waiting(session))
@@ -162,8 +181,17 @@ class Sessions:
     # ---- queries
 
     def __contains__(self, session: str) -> bool:
-        """Whether the session is busy."""
+        """Whether the session is busy or held."""
         return session in self._inboxes
+
+    @property
+    def held(self) -> list[str]:
+        """The sessions that are held."""
+        return self._inboxes.held
+
+    def is_held(self, session: str) -> bool:
+        """Whether the session is held: no turn of it begins until `go_on`."""
+        return self._inboxes.is_held(session)
 
     def mode(self, session: str) -> WhenBusy:
         """Return the mode of the session."""

@@ -64,7 +64,7 @@ async def run_with_lanes(
     if at_once.cancel_called:
         say("cancelled")
     elif not complete:
-        say(f"cancelled the jobs that did not end in {grace:g} s")
+        say(f"cancelled the jobs that did not end in {grace:g} s, or were held")
     return 0 if complete and not at_once.cancel_called else INTERRUPTED
 
 

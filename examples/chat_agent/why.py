@@ -23,10 +23,15 @@ def why(lanes: Lanes, sessions: Sessions, session: str) -> str:
     turns = [job for job in lanes.jobs() if job.session == session]
     lines = [line for turn in turns for line in _lines(turn, sessions)]
     lines += [f"{shorten(text, 24)!r} waits behind it" for text in sessions.waiting(session)[1:]]
+    if sessions.is_held(session):
+        lines.append(f"{session} is held: no turn of it begins until /go")
     return "\n".join(lines) if lines else f"nothing runs or waits in {session}"
 
 
 def _lines(job: Job[Any], sessions: Sessions, indent: str = "") -> Iterator[str]:
+    if job.state is JobState.WAITING and job.session is not None and sessions.is_held(job.session):
+        yield f"{indent}{_called(job, sessions)} is held"
+        return
     blockers = job.blocked_by()
     if job.state is JobState.WAITING:
         state = "waits to start"

@@ -3,9 +3,9 @@
 The board gets all events synchronously, updates its state, and publishes the changes. The lanes and
 their jobs are shown by the monitor of the library.
 
-The tables of the board empty themselves: a session is in them while it is busy, paused, in a mode
-of its own, or open on a page. A viewer looks through a `Window`: all viewers see the states of the
-sessions, and each sees the texts of those sessions alone that it has open.
+The tables of the board empty themselves: a session is in them while it is busy, held, paused, in a
+mode of its own, or open on a page. A viewer looks through a `Window`: all viewers see the states of
+the sessions, and each sees the texts of those sessions alone that it has open.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Board(LaneInstrument):
             "running": turn is not None,
             "asks": [call.name for call in self._approvals.waiting(name)],
             "paused": self._lanes.session(name).paused,
+            "held": self._sessions.is_held(name),
         }
 
     def _update(self, name: str) -> None:

@@ -256,6 +256,37 @@ async def test_a_running_answer_is_steered_and_aborted() -> None:
     await browse(drive)
 
 
+async def test_stop_holds_what_waits_and_what_is_said_until_go_on() -> None:
+    def drive(browser: Browser) -> None:
+        tab = browser.open("ann")
+        button = tab.chat("ann").get_by_role("button", name="Stop")
+        go_on = tab.chat("ann").get_by_role("button", name="Go on")
+        expect(button).to_be_disabled()
+        expect(go_on).to_be_hidden()
+        tab.say("ann", "one")
+        tab.say("ann", "two")
+        tab.shows("ann", "one", "begun one")
+        button.click()
+        tab.shows("ann", "one", "begun one", "stopped")
+        tab.is_told("ann", "ann is held until /go, with 1 waiting")
+        tab.state("ann", "held, 1 waiting")
+        expect(button).to_be_hidden()
+        tab.say("ann", "three")
+        tab.waits("ann", "two", "three")
+        tab.page.reload()
+        tab.state("ann", "held, 2 waiting")
+        for text in ("two", "three"):
+            browser.let_on(text)
+        go_on.click()
+        answers = [(text, f"begun {text} ended {text}") for text in ("two", "three")]
+        tab.shows("ann", "one", "begun one", "stopped", *(t for one in answers for t in one))
+        tab.state("ann", "idle")
+        expect(button).to_be_visible()
+        assert browser.model.asked == ["one", "two", "three"]
+
+    await browse(drive)
+
+
 async def test_a_tool_call_waits_for_a_word_and_lends_its_slot_meanwhile() -> None:
     def drive(browser: Browser) -> None:
         tab = browser.open("ann", "ben")
@@ -315,6 +346,10 @@ async def test_three_pages_at_once_see_the_same_and_any_of_them_may_act() -> Non
         for tab in tabs:
             tab.waits("ann", "two")
         tabs[2].press("ann", "Stop")
+        for tab in tabs:
+            tab.shows("ann", "one", "begun one", "stopped")
+            tab.state("ann", "held, 1 waiting")
+        tabs[0].press("ann", "Go on")
         browser.let_on("two")
         for tab in tabs:
             tab.shows("ann", "one", "begun one", "stopped", "two", "begun two ended two")

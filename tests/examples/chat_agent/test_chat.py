@@ -101,6 +101,37 @@ async def test_stop_cancels_the_running_turn_alone(autojump_clock: object) -> No
     assert lines[2] == "bob | Sorry that it took me so long."
 
 
+async def test_hold_stops_the_turn_and_go_answers_what_has_waited(autojump_clock: object) -> None:
+    lines = await shown(
+        "slow 90", "second", 1, "/hold", "third", 20, "/sessions", "/why", "/go", 20, "/go"
+    )
+    table = [line.split() for line in lines]
+    assert ["*me", "held", "2", "'second'"] in table
+    lines = [line for line in lines if not line.startswith((" ", "lane"))]
+    said = [line for line in lines if "limit" not in line and "waiting  next" not in line]
+    at = said.index("me is held until /go, with 1 waiting")
+    assert "me * stopped" in said[: at + 2]
+    assert "turn of me: 'second' is held" in said
+    assert "'third' waits behind it" in said
+    assert "me is held: no turn of it begins until /go" in said
+    at = said.index("going on in me")
+    answers = [line for line in said if "You said" in line]
+    assert [re.findall(r"You said: (\w+)", line) for line in answers] == [["second"], ["third"]]
+    assert said.index(answers[0]) > at
+    assert said[-1] == "! me is not held"
+
+
+async def test_an_idle_session_is_held_too_until_no_user_is_left(autojump_clock: object) -> None:
+    lines = await shown("/hold", "/why", "/sessions", "hello", 20)
+    assert lines[:2] == [
+        "me is held until /go, with 0 waiting",
+        "me is held: no turn of it begins until /go",
+    ]
+    assert ["*me", "held", "0"] in [line.split() for line in lines]
+    assert "going on in me: no user is left to do it" in lines
+    assert lines[-1].startswith("me | ")
+
+
 async def test_stop_of_another_session_leaves_this_one_alone(autojump_clock: object) -> None:
     lines = await shown("slow 5", "/as bob slow 90", 1, "/stop bob")
     assert lines == ["bob * stopped", "me | Sorry that it took me so long."]

@@ -268,6 +268,23 @@ async def test_what_outlives_the_grace_is_cancelled_and_the_exit_code_says_so() 
         assert await process.wait() == 130
 
 
+async def test_what_a_stop_holds_is_answered_after_go_and_ctrl_c_does_not_wait_for_it() -> None:
+    async with open_chat_in_pipe() as (process, output):
+        assert process.stdin is not None
+        await process.stdin.send_all(b"slow 600\n\n/sessions\n")  # it runs before the third line
+        await output.until("s: 'slow 600'")
+        await process.stdin.send_all(b"two\n/hold\n/why\n")
+        await output.until("me is held until /go, with 1 waiting")
+        await output.until("turn of me: 'two' is held")
+        await process.stdin.send_all(b"/go\n")
+        await output.until("me | You said: two")
+        await process.stdin.send_all(b"/hold\nthree\n/why\n")
+        await output.until("turn of me: 'three' is held")
+        process.send_signal(signal.SIGINT)
+        await output.until("cancelled the jobs that did not end in 30 s, or were held")
+        assert await process.wait() == 130
+
+
 async def test_a_hangup_has_the_limits_read_again_and_a_bad_file_changes_nothing(
     tmp_path: Path,
 ) -> None:
