@@ -7,10 +7,12 @@ metrics. Where there is no Chromium, the page is left out.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -23,7 +25,7 @@ from tests.support.needs import chromium
 from trio_lanes.command._exits import first_leaf
 
 from .stage import Stage
-from .told import TOLD, Told
+from .told import TOLD, Told, waits
 
 pytestmark = [pytest.mark.real_processes]
 
@@ -38,8 +40,13 @@ SEEN = """([words, gone]) => {
         if (under.closest('.hidden, script') || !under.checkVisibility()) continue;
         range.selectNodeContents(node);
         const boxes = [...range.getClientRects()];
-        if (boxes.length && boxes.every(box => box.top >= 0 && box.left >= 0
-            && box.bottom <= innerHeight && box.right <= innerWidth)) seen.push(node.data);
+        const panes = [{top: 0, left: 0, bottom: innerHeight, right: innerWidth}];
+        for (let over = under; over; over = over.parentElement)
+            if (getComputedStyle(over).overflowY === 'auto')
+                panes.push(over.getBoundingClientRect());
+        if (boxes.length && boxes.every(box => panes.every(pane =>
+            box.top >= pane.top && box.left >= pane.left
+            && box.bottom <= pane.bottom && box.right <= pane.right))) seen.push(node.data);
     }
     const text = seen.join(' ').replace(/\\s+/g, ' ');
     const holds = words.every(one => text.includes(one)) && !gone.some(one => text.includes(one));
@@ -168,4 +175,40 @@ async def test_an_operator_is_told_of_an_incident_and_all_is_well_when_it_is_men
     try:
         await play(name, Stage(mock_clock), person)
     except BaseExceptionGroup as group:  # of the nurseries around the error
+        raise first_leaf(group) from None
+
+
+MANY = [
+    pytest.param(1_000, id="1,000 jobs"),
+    pytest.param(5_000, id="5,000 jobs", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.parametrize("jobs", MANY)
+@pytest.mark.parametrize("of", ["core", "store"])
+async def test_of_500_lanes_page_and_commands_say_what_they_leave_out(
+    of: str, jobs: int, mock_clock: MockClock, person: Person | None
+) -> None:
+    stage = Stage(mock_clock)
+    mock_clock.autojump_threshold = 0
+    lanes = {f"lane {n}": 1 for n in range(500)}
+    opened: Any = stage.core(lanes) if of == "core" else stage.stored({"waits": waits}, lanes)
+    unseen = "more lanes with waiting jobs"  # 400, or more on a slow machine
+    try:
+        async with opened:
+            for n in range(jobs):
+                if stage.durable is None:
+                    stage.lanes.submit_nowait(waits, lane=f"lane {n % 500}")
+                else:
+                    await stage.durable.submit("waits", lane=f"lane {n % 500}")
+            await trio.sleep(20)
+            async with stage.real_time():
+                for line in (*HEALTH, "top"):
+                    _, text = await stage.says(line)
+                    assert re.search(rf"not looked at: 4\d\d {unseen}", text)
+                assert "and 440 more lanes" in text
+                if person is not None:
+                    words = ["not looked at: 4", unseen, "the oldest wait is of "]
+                    await person.sees(stage.url, words, [], f"500 lanes of the {of}")
+    except BaseExceptionGroup as group:
         raise first_leaf(group) from None

@@ -204,3 +204,18 @@ async def test_a_store_that_goes_away_during_a_look_keeps_its_figures(
         assert [one["text"] for one in frame["health"]] == [
             "the store cannot be reached: it is gone"
         ]
+
+
+async def test_the_first_problem_of_each_kind_comes_before_others_of_a_kind(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as durable, open_lanes({"a": 1, "b": 1, "c": 0}) as lanes:
+        for name in "ab":
+            lanes.pause(name)
+        for name in "abc":
+            lanes.submit_nowait(trio.sleep_forever, lane=name)
+        await durable.submit("fail")
+        await trio.sleep(20)
+        found = [one["kind"] for one in (await frame_of(lanes, durable))["health"]]
+        assert found == ["concurrency", "pause", "dead", "pause"]
+        lanes.clear()

@@ -107,7 +107,7 @@ async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
 
 def is_whole(frame: Frame) -> bool:
     """Whether a frame has the store of its page as well, or says why not."""
-    return bool(frame["looked"] or frame["health"])
+    return frame["looked"] or "store" in [one["kind"] for one in frame["health"]]
 
 
 async def _until_signal(scope: trio.CancelScope) -> None:

@@ -85,7 +85,6 @@ class Durable:
             if began >= self._next_at:
                 try:
                     self._view = await self._look()
-                    self._read_at = trio.current_time()
                 except StoreError as error:
                     self._view = {**self._view, "error": clipped(error, 300)}
                     others = [one for one in self.problems if one.kind != "store"]
@@ -142,10 +141,13 @@ class Durable:
             raise StoreUnavailableError(problems[0].text.partition(": ")[2])
         limits = await lanes.limits()
         first = await self._first_of_lanes(now, waiting)
+        oldest = await self._oldest_wait(now, first, waiting, limits)
+        schedules = await lanes.schedules(MAX_ROWS)
+        # from here on there is no checkpoint: a frame has all of a look, or nothing
         self.lanes = _by_label(now, first, limits)
         self.problems, self._left_out, self.sessions = problems, problems.left_out, now.sessions
-        self.oldest = await self._oldest_wait(now, first, waiting, limits)
-        self.retries = of_retries(now.parked, parked)
+        self.oldest, self.retries = oldest, of_retries(now.parked, parked)
+        self._read_at = trio.current_time()
         groups = Counter((job.name, _type(job)) for job in letters)
         seen = max((job.seen_at for job in (*letters, *parked, *waiting)), default=time.time())
         return {
@@ -170,7 +172,7 @@ class Durable:
             "locks": shown(now.locks),
             "quotas": shown(now.quotas),
             "paused": shown(now.paused),
-            "schedules": shown(await lanes.schedules(MAX_ROWS), "name", "next", "last", "skipped"),
+            "schedules": shown(schedules, "name", "next", "last", "skipped"),
             "jobs": shown(
                 [*parked[:_MAX_JOBS_OF_A_STATE], *waiting[:_MAX_JOBS_OF_A_STATE]], *_OF_A_JOB
             ),

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
@@ -216,6 +216,12 @@ class Frames:
             known = {(one.kind, one.lane) for one in here}
             found += [(one, True) for one in store.problems if (one.kind, one.lane) not in known]
             left_out += [one for one in store.left_out if one not in left_out]
+        # the first of each kind come first: a page shows few, and many are often of one kind
+        seen, ranks = Counter[str](), []
+        for problem, _ in found:
+            ranks.append(seen[problem.kind])
+            seen[problem.kind] += 1
+        found = [found[place] for place in sorted(range(len(found)), key=ranks.__getitem__)]
         return {
             "health": [shown_problem(one, stored=stored) for one, stored in found[:MAX_ROWS]],
             "more_problems": len(found[MAX_ROWS:]),

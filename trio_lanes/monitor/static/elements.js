@@ -196,9 +196,10 @@ export function verdict({ health: problems, more_problems: more = 0, left_out: l
   const where = (/** @type {import("./types").Told} */ one) => one.job !== null ? to(one.stored ? "stored" : "job", one.job, one.text) : !one.stored && one.lane ? to("lane", one.lane, one.text) : one.text;
   const out = left.length ? `not looked at: ${left.join(", ")}` : "", all = problems.length + more, rest = all - 5;
   const line = (/** @type {string} */ kind, /** @type {string} */ helps, /** @type {import("./types").Told} */ one) => h("li", { class: kind }, where(one), ...(one.advice === null ? [] : [h("small", {}, `${helps}: ${one.advice}`)]));
-  return [all ? h("h2", {}, `${all} problem${all > 1 ? "s" : ""}`) : h("p", { class: "good" }, `Healthy: nothing that was looked at is wrong${out && `; ${out}`}.`),
-    h("ul", { class: "jobs" }, ...problems.slice(0, 5).map((one) => line("error", "What to do", one)), ...(rest > 0 ? [h("li", {}, `and ${rest} more`)] : []),
-      ...(all && out ? [h("li", {}, out)] : []), ...told.map((one) => line("", "What would help", one)))];
+  return [...(all ? [h("h2", {}, `${all} problem${all > 1 ? "s" : ""}`), ...(out ? [h("p", { class: "soft" }, out)] : [])]
+    : [h("p", { class: "good" }, `Healthy: nothing that was looked at is wrong${out && `; ${out}`}.`)]),
+  h("ul", { class: "jobs" }, ...problems.slice(0, 5).map((one) => line("error", "What to do", one)), ...(rest > 0 ? [h("li", {}, `and ${rest} more`)] : []),
+    ...told.map((one) => line("", "What would help", one)))];
 }
 
 class Health extends Panel {
