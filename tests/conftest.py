@@ -126,13 +126,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("scheduler_seed", seeds.values(), indirect=True, ids=seeds)
 
 
-def _is_the_same_again(item: pytest.Item) -> bool:
-    """Whether a test in asyncio, which knows no order but one, has another seed of Trio's."""
+def _is_not_for_asyncio(item: pytest.Item) -> bool:
+    """Whether a test in asyncio, which knows no order but one, has another seed of Trio's; or is a
+    case that is about Trio."""
     drawn = getattr(item, "callspec", None)
     return (
         drawn is not None
         and drawn.params.get("door") == "asyncio"
-        and bool(drawn.params.get("scheduler_seed"))
+        and (bool(drawn.params.get("scheduler_seed")) or bool(item.get_closest_marker("trio_only")))
     )
 
 
@@ -158,7 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     power of a test. Outside of CI there is none. The summary names those that took it.
     """
     left_out = [item for item in items if item.get_closest_marker("thorough") and not THOROUGH]
-    left_out += [item for item in items if _is_the_same_again(item)]
+    left_out += [item for item in items if _is_not_for_asyncio(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
@@ -176,6 +177,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         need(*mark.args)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of that of `pytest_trio`
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    if isinstance(item, pytest.Function) and item.funcargs.get("door") == "asyncio":
+        doors.run_in_asyncio(item)
+    yield
 
 
 @pytest.hookimpl(trylast=True)

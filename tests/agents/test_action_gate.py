@@ -11,6 +11,8 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 from trio_lanes import current_job, open_lanes
 from trio_lanes.agents import ActionGate, Emit, ToolCall, ToolResult
 
+pytestmark = pytest.mark.both_doors
+
 
 async def tool(emit: Emit) -> None: ...
 

@@ -28,6 +28,8 @@ from trio_lanes.agents import (
     TranscriptStore,
 )
 
+pytestmark = pytest.mark.both_doors
+
 
 @pytest.fixture(params=["memory", "jsonl"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> TranscriptStore:
@@ -262,23 +264,28 @@ async def test_calls_without_a_result_are_skipped_when_a_turn_is_left(
     ]
 
 
-async def fail() -> None:
+async def fail(scope: trio.CancelScope) -> None:
     raise ModelError
 
 
-async def be_cancelled() -> None:
-    trio.lowlevel.current_task().parent_nursery.cancel_scope.cancel()  # type: ignore[union-attr]
+async def be_cancelled(scope: trio.CancelScope) -> None:
+    scope.cancel()
     await trio.lowlevel.checkpoint()
 
 
-async def interrupt() -> None:
+async def interrupt(scope: trio.CancelScope) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("end", [fail, be_cancelled, interrupt])
+OUT_OF_THE_LOOP = pytest.mark.trio_only("asyncio lets a KeyboardInterrupt out of the loop")
+
+
+@pytest.mark.parametrize(
+    "end", [fail, be_cancelled, pytest.param(interrupt, marks=OUT_OF_THE_LOOP)]
+)
 @pytest.mark.parametrize("awaited", [True, False])
 async def test_a_turn_that_fails_keeps_its_text_and_each_call_gets_a_result(
-    conversation: Conversation, end: Callable[[], Awaitable[None]], awaited: bool
+    conversation: Conversation, end: Callable[[trio.CancelScope], Awaitable[None]], awaited: bool
 ) -> None:
     async def run() -> None:
         async with conversation.turn("weather?") as turn:
@@ -287,7 +294,7 @@ async def test_a_turn_that_fails_keeps_its_text_and_each_call_gets_a_result(
             if awaited:
                 for write in writes:
                     await write
-            await end()
+            await end(nursery.cancel_scope)
 
     try:
         async with trio.open_nursery() as nursery:
@@ -452,6 +459,7 @@ async def test_a_turn_that_is_rolled_back_leaves_the_history_that_others_have_re
         assert short(fourth.history) == ["u:u1", "a:a1", "u:u3", "a:a3"]
 
 
+@pytest.mark.trio_only("it measures what both doors share")
 @pytest.mark.slow
 async def test_a_turn_after_1200_costs_as_many_calls_as_one_after_10(
     store: TranscriptStore,
@@ -1036,6 +1044,7 @@ async def test_writes_of_one_turn_are_stored_in_order_and_together(
     assert await Conversation("thread", store.memory).messages() == await conversation.messages()
 
 
+@pytest.mark.trio_only("it cancels at each pass of Trio's scheduler")
 @pytest.mark.many_seeds(3)
 async def test_cancelling_at_any_checkpoint_leaves_the_pairing_intact(
     store: TranscriptStore,
@@ -1067,6 +1076,7 @@ async def test_cancelling_at_any_checkpoint_leaves_the_pairing_intact(
         assert store.live == set()
 
 
+@pytest.mark.trio_only("it runs Trio")
 def test_a_ctrl_c_leaves_the_turn_incomplete_and_written() -> None:
     store = MemoryTranscript()
 
@@ -1083,6 +1093,7 @@ def test_a_ctrl_c_leaves_the_turn_incomplete_and_written() -> None:
     assert short(messages) == ["u:u1", "a:half+c!", "t:cancelled@c!"]
 
 
+@pytest.mark.trio_only("it runs Trio")
 def test_a_ctrl_c_in_the_midst_of_the_last_commit_does_not_undo_the_turn() -> None:
     store = Slow()
 

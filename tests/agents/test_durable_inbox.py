@@ -47,9 +47,12 @@ from trio_lanes.durable import (
 from trio_lanes.durable.acts.inspection import QueueOf
 from trio_lanes.durable.acts.jobs import Enqueue
 
-REAL = pytest.mark.real_processes
+pytestmark = pytest.mark.both_doors
+
+IN_TRIO = pytest.mark.trio_only("its threads and servers take time, which stands still only there")
+REAL = (pytest.mark.real_processes, IN_TRIO)
 NETWORKED = [pytest.param(name, marks=REAL) for name in ("postgres", "valkey")]
-STORES = ["memory", "sqlite", *NETWORKED]
+STORES = ["memory", pytest.param("sqlite", marks=IN_TRIO), *NETWORKED]
 _names = itertools.count(1)
 
 
@@ -540,6 +543,7 @@ async def test_an_abort_cancels_the_turn_and_the_waiting_messages(
         assert brief(await (await inbox.post("c")).settled()) == ("ran", "answer to c")
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 async def test_an_abort_waits_no_longer_than_its_timeout(
     stage: DurableStage, mock_clock: MockClock
 ) -> None:
@@ -655,7 +659,7 @@ async def test_bad_arguments_are_refused_at_the_call(mock_clock: MockClock) -> N
     with pytest.raises(TypeError, match="handler must be an async function"):
         inbox_handler(None)  # type: ignore[arg-type]
     async with stage.open() as lanes:
-        with pytest.raises(TypeError, match="lanes must be DurableLanes"):
+        with pytest.raises(TypeError, match="lanes must be "):
             DurableInbox(None, "alice", "answer")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="session must not be blank"):
             DurableInbox(lanes, " ", "answer")
@@ -950,6 +954,7 @@ async def test_an_edit_while_another_turn_takes_the_message_counts(
         assert edited == [True]
 
 
+@pytest.mark.trio_only("its store calls what is of this module")
 @pytest.mark.parametrize("seen", ["in time", "too late", "cleared", "too late and ended"])
 async def test_an_edit_while_the_turn_of_the_message_begins_counts_or_is_refused(
     mock_clock: MockClock, seen: str
@@ -1016,6 +1021,7 @@ async def test_an_edit_that_is_withdrawn_while_a_turn_takes_it_has_no_effect(
         assert (await first.settled()).result == ["s"]
 
 
+@pytest.mark.trio_only("its store calls what is of this module")
 async def test_an_edit_whose_editor_died_before_it_knew_counts_in_a_later_attempt(
     mock_clock: MockClock,
 ) -> None:
@@ -1680,6 +1686,7 @@ class _Passes(trio.abc.Instrument):
             self.scope.cancel()
 
 
+@pytest.mark.trio_only("it runs Trio")
 @pytest.mark.parametrize("begin", [0.1, 0.3, 0.7, 2.9, 6.5, 11.3])
 @pytest.mark.parametrize("debounce", [0.02, 0.1, 0.5])
 def test_a_collected_message_that_is_due_but_for_a_rounding_error_runs(

@@ -15,6 +15,8 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 from trio_lanes import LaneError
 from trio_lanes.agents import Feed, FeedGapError
 
+pytestmark = pytest.mark.both_doors
+
 
 async def collect(feed: Feed[Any], after: int = -1) -> list[tuple[int, Any]]:
     async with aclosing(feed.read(after)) as items:
@@ -116,6 +118,7 @@ def test_the_repr_shows_the_state() -> None:
     assert "1 items, closed" in repr(feed)
 
 
+@pytest.mark.trio_only("it runs Trio")
 @hypothesis.given(
     st.random_module(), st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(1, 6))
 )

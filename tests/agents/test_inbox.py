@@ -16,6 +16,8 @@ from tests.agents.inbox_stage import Stage, busy, kinds
 from trio_lanes import LaneConfig, LaneDeadlockError, Lanes, UnknownLaneError, open_lanes
 from trio_lanes.agents import Inbox, MessageState, Overflow, SettledKind, Turn, WhenBusy
 
+pytestmark = pytest.mark.both_doors
+
 STEER, FOLLOWUP, COLLECT = WhenBusy.STEER, WhenBusy.FOLLOWUP, WhenBusy.COLLECT
 INTERRUPT, REJECT, REPLACE = WhenBusy.INTERRUPT, WhenBusy.REJECT, WhenBusy.REPLACE
 

@@ -13,6 +13,8 @@ from tests.agents.inbox_stage import Stage, busy, kinds
 from trio_lanes import Job, LaneInstrument, Lanes, open_lanes
 from trio_lanes.agents import Inbox, Overflow, SettledKind, Summary, WhenBusy
 
+pytestmark = pytest.mark.both_doors
+
 FOLLOWUP, COLLECT, INTERRUPT = WhenBusy.FOLLOWUP, WhenBusy.COLLECT, WhenBusy.INTERRUPT
 REJECT, REPLACE = WhenBusy.REJECT, WhenBusy.REPLACE
 

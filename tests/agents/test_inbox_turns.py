@@ -31,6 +31,8 @@ from trio_lanes import (
 )
 from trio_lanes.agents import Inbox, RunRegistry, SendRefused, SettledKind, Turn, WhenBusy
 
+pytestmark = pytest.mark.both_doors
+
 FOLLOWUP, COLLECT, INTERRUPT = WhenBusy.FOLLOWUP, WhenBusy.COLLECT, WhenBusy.INTERRUPT
 
 
@@ -333,6 +335,7 @@ async def test_a_turn_that_raises_besides_the_cancellation_of_its_job_has_failed
     assert kinds(receipts) == ["failed", "ran"]
 
 
+@pytest.mark.trio_only("it is about scopes of Trio's")
 async def test_a_turn_that_leaves_a_cancel_scope_open_has_failed_as_its_job_has(
     lanes: Lanes, autojump_clock: MockClock
 ) -> None:
@@ -391,6 +394,7 @@ async def test_the_failure_of_a_turn_is_logged_if_it_is_not_retrieved(
 # ---- Ctrl-C
 
 
+@pytest.mark.trio_only("asyncio lets a KeyboardInterrupt out of the loop")
 async def test_ctrl_c_in_a_handler_leaves_the_lanes_and_every_message_settles(
     autojump_clock: MockClock,
 ) -> None:
@@ -414,6 +418,7 @@ async def test_ctrl_c_in_a_handler_leaves_the_lanes_and_every_message_settles(
     assert inbox.statistics().offered == 3
 
 
+@pytest.mark.trio_only("it runs Trio")
 def test_ctrl_c_while_a_message_is_posted_comes_when_it_was_posted(stage: Stage) -> None:
     class Strikes:
         def __str__(self) -> str:
@@ -969,6 +974,7 @@ async def test_a_job_that_was_cancelled_starts_no_turn_also_in_a_full_lane(
             nursery.start_soon(lanes.session("alice").submit, trio.sleep, 1)
             await wait_all_tasks_blocked()
             lanes.resume("session:alice")
+        await wait_all_tasks_blocked()
         assert kinds(receipts) == ["ran", "ran", "cancelled"]
         assert started == ["first", "second"]
         assert isinstance((await receipts[2].settled()).error, LaneFullError)

@@ -22,6 +22,8 @@ from trio_lanes import (
 )
 from trio_lanes.agents import Inbox, Inboxes, SettledKind, Summary, Turn, WhenBusy
 
+pytestmark = pytest.mark.both_doors
+
 FOLLOWUP = WhenBusy.FOLLOWUP
 
 

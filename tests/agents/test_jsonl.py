@@ -32,6 +32,8 @@ from trio_lanes.agents import (
     TranscriptLockedError,
 )
 
+pytestmark = pytest.mark.both_doors
+
 JSONL = "trio_lanes.agents._conversations.jsonl"
 
 
@@ -183,6 +185,7 @@ async def test_a_write_that_fails_is_taken_back(tmp_path: Path) -> None:
     assert contents(await conversation.messages()) == ["u1", "a1", "u3", "a3"]
 
 
+@pytest.mark.trio_only("its threads are Trio's")
 async def test_a_write_that_fails_takes_back_nothing_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

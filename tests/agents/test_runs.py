@@ -11,6 +11,8 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
 from trio_lanes.agents import Registered, RunRegistry, SendRefused
 
+pytestmark = pytest.mark.both_doors
+
 
 class Turn:
     """A run that hears everything; what it does otherwise is set by the test."""
@@ -290,6 +292,7 @@ async def test_wait_ended_is_false_at_the_timeout(
     assert trio.current_time() == pytest.approx(seconds)
 
 
+@pytest.mark.trio_only("in asyncio an answer comes a turn of the loop later")
 @pytest.mark.many_seeds(10)
 async def test_a_run_that_ends_at_the_very_timeout_has_ended(
     registry: RunRegistry, autojump_clock: MockClock

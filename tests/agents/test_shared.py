@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
+import trio.lowlevel
+from trio import sleep as sleep_in_trio  # of a store, through both doors
+from trio.lowlevel import checkpoint as checkpoint_in_trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.durable.conformance.bench import Played, opening
@@ -33,6 +36,8 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable.acts.logs import WriteLog
 from trio_lanes.durable.store import Act
+
+pytestmark = pytest.mark.both_doors
 
 T = TypeVar("T")
 
@@ -197,6 +202,7 @@ async def test_approvals_reach_the_gate_and_bad_outputs_leave_it_closed(
         await job.wait()
 
 
+@pytest.mark.trio_only("it calls a store, which is Trio's")
 async def test_the_sender_learns_that_the_instance_died_and_the_turn_runs_again(
     autojump_clock: MockClock,
     stage: Stage,
@@ -318,6 +324,7 @@ async def test_a_thread_goes_over_instances_and_keeps_the_order_of_its_turns(
         assert await Conversation("t", stores[1]).messages() == []
 
 
+@pytest.mark.trio_only("it calls a store, which is Trio's")
 async def test_a_turn_of_a_dead_instance_is_cut_off(
     autojump_clock: MockClock, stage: Stage
 ) -> None:
@@ -365,7 +372,7 @@ class Slow(MemoryStore):
 
     async def do(self, act: Act[T], ticket: str) -> T:
         if isinstance(act, WriteLog):
-            await trio.sleep(1)
+            await sleep_in_trio(1)
         return await super().do(act, ticket)
 
 
@@ -459,7 +466,7 @@ class Away(MemoryStore):
     async def do(self, act: Act[T], ticket: str) -> T:
         lost = self.lost if isinstance(act, WriteLog) else 0
         if lost and not self.unknown:
-            await trio.lowlevel.checkpoint()
+            await checkpoint_in_trio()
             raise StoreUnavailableError("away")
         answer = await super().do(act, ticket)
         if lost:

@@ -14,6 +14,8 @@ from trio.testing import wait_all_tasks_blocked as settle
 
 from trio_lanes.agents import ThreadLocks
 
+pytestmark = pytest.mark.both_doors
+
 Mode = Literal["shared", "exclusive"]
 
 
@@ -227,6 +229,7 @@ class Model:
         self.serve()
 
 
+@pytest.mark.trio_only("it runs Trio")
 @given(st.random_module(), st.data())
 def test_any_story_goes_as_the_model_says(seed: object, data: st.DataObject) -> None:
     async def main() -> None:

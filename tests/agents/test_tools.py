@@ -21,6 +21,8 @@ from trio.testing import (
 from trio_lanes import current_job, open_lanes
 from trio_lanes.agents import Emit, ToolCall, ToolEvent, ToolResult, ToolRun, run_tools
 
+pytestmark = pytest.mark.both_doors
+
 Order = Literal["call", "completion"]
 BOTH: Sequence[Order] = ("call", "completion")
 
@@ -433,6 +435,7 @@ async def test_a_tool_that_is_not_async_fails_when_it_is_called() -> None:
     assert isinstance(event.data, TypeError)
 
 
+@pytest.mark.trio_only("it is about scopes of Trio's")
 @pytest.mark.parametrize("order", BOTH)
 async def test_a_cancel_scope_that_a_tool_left_open_is_its_error_and_each_call_ends_once(
     autojump_clock: MockClock, order: Order
@@ -465,6 +468,7 @@ async def test_a_group_of_errors_is_an_error(autojump_clock: MockClock) -> None:
     assert pytest.RaisesGroup(ToolError).matches(result.value)
 
 
+@pytest.mark.trio_only("asyncio lets a SystemExit out of the loop")
 async def test_a_base_exception_leaves_the_block_as_it_leaves_a_nursery(
     autojump_clock: MockClock,
 ) -> None:
@@ -543,6 +547,7 @@ async def test_what_fails_besides_its_cancellation_is_an_error(autojump_clock: M
     assert isinstance(result.value, ToolError)
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 @pytest.mark.parametrize("order", BOTH)
 async def test_a_tool_that_emits_without_a_reader_is_not_held_up(
     autojump_clock: MockClock, order: Order
@@ -579,6 +584,7 @@ async def test_a_cancellation_from_outside_ends_all_calls(autojump_clock: MockCl
     assert kinds(run.results) == [("a", "cancelled"), ("b", "result"), ("c", "cancelled")]
 
 
+@pytest.mark.trio_only("asyncio has no shields")
 async def test_a_cancellation_from_outside_while_the_block_waits_for_tools_leaves_the_block(
     autojump_clock: MockClock,
 ) -> None:
@@ -638,6 +644,7 @@ async def test_a_failure_besides_a_cancellation_from_outside_stays_with_its_call
     assert pytest.RaisesGroup(ToolError).matches(result.value)
 
 
+@pytest.mark.trio_only("it is about checkpoints")
 async def test_entering_is_no_checkpoint_and_leaving_is_always_one_pass_of_the_scheduler() -> None:
     class Steps(trio.abc.Instrument):
         count = 0
@@ -940,6 +947,7 @@ async def test_tools_belong_to_the_job_that_runs_them(autojump_clock: MockClock)
         await lanes.run(body)
 
 
+@pytest.mark.trio_only("the tasks are Trio's")
 async def test_the_task_of_a_call_has_its_name() -> None:
     async def tool(emit: Emit) -> str:
         return trio.lowlevel.current_task().name

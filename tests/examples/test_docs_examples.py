@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import runpy
 import subprocess
@@ -18,6 +17,7 @@ from examples.howto.test_gateway import test_a_user_is_answered_in_order as test
 from examples.howto.test_gateway import (
     test_stop_forgets_what_waits_and_not_what_runs as test_shown_stop,
 )
+from tests.support import doors
 from tests.support.programs import PATIENCE
 from tools import draw_howto, draw_performance
 
@@ -37,6 +37,7 @@ EXAMPLES = [
 WITH_OUTPUT = [path for path in EXAMPLES if path.with_suffix(".txt").exists()]
 # What it prints depends on the scheduler: a test of its own
 UNORDERED = ROOT / "examples" / "coming" / "by_hand.py"
+IN_ASYNCIO = {"in_asyncio.py", "asyncio_inbox.py"}
 # What they are about is outside of Trio's clock.
 IN_REAL_TIME = {"threads.py", "portal.py", "database.py", "durable.py", "spent.py"}
 # It imports `trio_asyncio`, which changes the loops of asyncio for all of its process.
@@ -63,8 +64,8 @@ def test_an_example_prints_what_its_page_shows(
         clock = trio.testing.MockClock(autojump_threshold=0)
     monkeypatch.chdir(tmp_path)  # where one of them makes its store
     main = runpy.run_path(str(path))["main"]
-    if path.name == "in_asyncio.py":
-        asyncio.run(main())
+    if path.name in IN_ASYNCIO:
+        doors.run(main)
     else:
         trio.run(main, clock=clock)
     assert capsys.readouterr().out == path.with_suffix(".txt").read_text("utf-8")

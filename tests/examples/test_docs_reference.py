@@ -12,6 +12,7 @@ import pytest
 
 import trio_lanes
 import trio_lanes.aio
+import trio_lanes.aio.agents
 import trio_lanes.durable
 import trio_lanes.durable.testing
 import trio_lanes.instruments
@@ -52,6 +53,7 @@ def documented_names(module: str) -> set[str]:
     [
         trio_lanes,
         trio_lanes.aio,
+        trio_lanes.aio.agents,
         trio_lanes.durable,
         trio_lanes.durable.testing,
         trio_lanes.instruments,

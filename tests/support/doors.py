@@ -19,9 +19,10 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
+import sys
 import types
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from inspect import iscoroutinefunction
 from typing import Any, Final
 from weakref import WeakSet
@@ -29,12 +30,23 @@ from weakref import WeakSet
 import pytest
 import trio
 import trio.testing
+from pytest_trio.plugin import TrioFixture
+from trio.testing import MockClock
 
 import trio_lanes
+import trio_lanes.agents
 import trio_lanes.aio
-from tests.support import bodies, hangs, track
+import trio_lanes.aio.agents
+import trio_lanes.durable
+from tests.support import hangs
 
-MODULES: Final = (bodies, track)
+MODULES: Final = (
+    "tests.support.bodies",
+    "tests.support.track",
+    "tests.agents.conftest",
+    "tests.agents.durable_stage",
+    "tests.agents.inbox_stage",
+)
 
 LONGEST: Final = 1e6
 """How many seconds no test takes."""
@@ -92,6 +104,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
+    def advance(self, seconds: float) -> None:
+        self.turns = 0
+        self.now += seconds
+
     def jump(self) -> None:
         timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         if not timers or self.now > LONGEST:
@@ -103,7 +119,26 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run(test: Callable[..., Coroutine[Any, Any, None]], **arguments: Any) -> None:
     """Run an async test in asyncio, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(test(**arguments))
+        runner.run(_with_fixtures(test, arguments))
+
+
+async def _with_fixtures(
+    test: Callable[..., Coroutine[Any, Any, None]], arguments: dict[str, Any]
+) -> None:
+    """Run ``test`` inside its async fixtures, which `pytest_trio` has left for later."""
+    async with AsyncExitStack() as stack:
+        for name, value in arguments.items():
+            if isinstance(value, TrioFixture):
+                fixture = asynccontextmanager(value._func)(**value._pytest_kwargs)
+                arguments[name] = await stack.enter_async_context(fixture)
+        await test(**arguments)
+
+
+def _advance(clock: object, seconds: float) -> None:
+    """As `MockClock.jump`, for a clock that a test has and does not use: the loop's is its own."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.advance(seconds)
 
 
 _shields: Final[WeakSet[asyncio.Task[Any]]] = WeakSet()
@@ -261,11 +296,19 @@ IN_ASYNCIO: Final = types.SimpleNamespace(
     TooSlowError=trio.TooSlowError,
     WouldBlock=trio.WouldBlock,
     lowlevel=types.SimpleNamespace(checkpoint=_checkpoint),
+    to_thread=types.SimpleNamespace(run_sync=trio_lanes.aio.to_thread),
 )
 
 STANDS_FOR: Final[list[tuple[object, object]]] = [
     (trio, IN_ASYNCIO),
     (trio_lanes.open_lanes, trio_lanes.aio.open_lanes),
+    (trio_lanes.durable.open_durable_lanes, trio_lanes.aio.open_durable_lanes),
+    (trio_lanes.durable.current_job, trio_lanes.aio.current_durable_job),
+    *(
+        (value, vars(trio_lanes.aio.agents)[name])
+        for name, value in vars(trio_lanes.agents).items()
+        if not name.startswith("_")
+    ),
     (trio.testing.wait_all_tasks_blocked, settle_down),
     (trio.testing.assert_checkpoints, nullcontext),
     (trio.testing.assert_no_checkpoints, nullcontext),
@@ -273,15 +316,22 @@ STANDS_FOR: Final[list[tuple[object, object]]] = [
 
 
 def enter_asyncio(item: pytest.Function, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have ``item``, an async test for Trio, run in asyncio."""
-    patched = () if item.get_closest_marker("asyncio_only") else (item.module, *MODULES)
+    """Have the names of ``item``, an async test for Trio, stand for asyncio."""
+    monkeypatch.setattr(MockClock, "jump", _advance)
+    patched = []
+    if not item.get_closest_marker("asyncio_only"):
+        loaded = (sys.modules.get(name) for name in MODULES)
+        patched = [item.module, *(module for module in loaded if module is not None)]
     for module in patched:
         for name, value in list(vars(module).items()):
             for original, other in STANDS_FOR:
                 if value is original:
                     monkeypatch.setattr(module, name, other)
+
+
+def run_in_asyncio(item: pytest.Function) -> None:
+    """Have ``item``, whose fixtures `pytest_trio` has made, run in asyncio, if it is async."""
     test: Callable[..., Coroutine[Any, Any, None]] = item.obj
-    if not iscoroutinefunction(test):
-        return
-    item.own_markers = [mark for mark in item.own_markers if mark.name != "trio"]
-    item.obj = lambda **arguments: run(test, **arguments)
+    if iscoroutinefunction(test):
+        item.own_markers = [mark for mark in item.own_markers if mark.name != "trio"]
+        item.obj = lambda **arguments: run(test, **arguments)

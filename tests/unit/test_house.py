@@ -30,6 +30,15 @@ SAME_IDEA = {
         ("Job", "Lane", "Lanes", "MapResults", "SessionLane"),
         "the same object, with verbs for Trio and with verbs for asyncio",
     ),
+    **dict.fromkeys(
+        (
+            *("ActionGate", "Conversation", "ConversationTurn", "DurableInbox", "DurableReceipt"),
+            *("DurableTurn", "Feed", "Inbox", "Inboxes", "JsonlTranscript", "MemoryTranscript"),
+            *("Receipt", "RunRegistry", "SharedRunRegistry", "SharedThreadLocks"),
+            *("SharedTranscripts", "ThreadLocks", "ToolRun"),
+        ),
+        "a part for agents, with verbs for Trio and with verbs for asyncio",
+    ),
     "SendResult": "the answer to a send, of a registry of runs and of a durable job",
     "TRANSITIONS": "the table of the states of a job, and of a durable job",
     **dict.fromkeys(

@@ -35,7 +35,7 @@ LAYERS = ("replay", "durable", "instruments", "agents", "monitor", "command")
 """From the lowest to the highest: each imports only layers that stand before it."""
 DOORS = ("aio",)
 """Packages that are doors, as the modules of `trio_lanes` itself: they may use all of the core, and
-durable lanes and the page, for which there is a door, too."""
+durable lanes, agents and the page, for which there is a door, too."""
 PARTS_OF = {"command": ["durable"], "monitor": ["replay"], "instruments": ["durable"]}
 OF_OTHERS = {"_value_", "_asdict", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
 """Names of `enum`, of named tuples, and of Trio's scheduler, which the simulation seeds."""
@@ -151,10 +151,16 @@ def test_no_other_module_imports_a_door() -> None:
                 assert name.split(".")[1:2] not in [[door] for door in DOORS], named_by(path)
 
 
-def test_a_door_uses_durable_lanes_and_the_page_and_no_other_layer() -> None:
+def test_a_door_uses_durable_lanes_agents_and_the_page_and_no_other_layer() -> None:
     for door in DOORS:
         for path in (ROOT / door).rglob("*.py"):
-            assert layers_imported_by(path) <= {"durable", "monitor"}
+            assert layers_imported_by(path) <= {"durable", "agents", "monitor"}
+
+
+def test_the_door_of_lanes_loads_nothing_of_agents() -> None:
+    program = "import sys, trio_lanes.aio; print([m for m in sys.modules if 'agents' in m])"
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True)
+    assert done.stdout.split() == [b"[]"], done.stderr
 
 
 @pytest.mark.parametrize("module", ["trio_lanes", "trio_lanes.testing", "trio_lanes.replay"])

@@ -201,3 +201,13 @@ class _Called:
 
     def __call__(self) -> object:
         return self._returned
+
+
+def lanes_of_trio(lanes: object) -> None:
+    """Refuse lanes of asyncio, which have lanes of Trio underneath.
+
+    Raises:
+      TypeError: for them; it names the module for asyncio.
+    """
+    if hasattr(lanes, "trio"):
+        raise TypeError(f"use trio_lanes.aio.agents: {lanes!r} are lanes of asyncio")

@@ -17,25 +17,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from types import CoroutineType, FrameType
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, NoReturn, TypeVar, cast, final
 
 import trio
 
 from .._actors.job import AnyJob
 from .._actors.state import CANCELLED, RUNNING
 from .._config.errors import JobCancelledError
+from .._config.names import name_of
 from .._flow.loop import Scheduler
 from .._flow.settling import LANES_CANCELLED, Verdict
 from .._flow.workers import shortened, wrapped
 from .._waiting.current import enter_job
-from ._bridge import Gate, without
+from ._bridge import Gate, in_asyncio, without
 from ._guest import in_own_turn, new_task
 from ._kin import kin_here
 
 logger: Final = logging.getLogger("trio_lanes")
+
+T = TypeVar("T")
 
 _NOT_RETURNED: Final = object()
 
@@ -230,6 +233,16 @@ async def awaited(fn: Any, args: tuple[Any, ...]) -> Any:
         if str(error).startswith(_MARKS_OF_TRIO):
             raise TypeError(f"{fn!r} is no async function of asyncio's; {_TRIO}") from error
         raise
+
+
+def to_trio(fn: Callable[..., Awaitable[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return an async function of Trio's that awaits ``fn`` in a task of asyncio's."""
+
+    async def crossing(*args: Any) -> T:
+        return cast("T", await in_asyncio(awaited, fn, args))
+
+    crossing.__qualname__ = name_of(fn)
+    return crossing
 
 
 _TRIO: Final = "submit async functions of Trio's through `lanes.trio`"

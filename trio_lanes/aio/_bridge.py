@@ -3,7 +3,7 @@
 * `call` awaits an async function of Trio's in the guest run, as a part of the asyncio task that
   calls it: it is inside of the same job, and is cancelled with that task.
 * `Hosted` enters and leaves a context manager of Trio's for an asyncio task.
-* `verbs` makes async methods of a class callable from both sides.
+* `verbs`, `public_verbs` and `blocks` make methods of a class callable from both sides.
 * `in_asyncio` awaits a coroutine of asyncio's in a task of Trio's.
 
 Cancellations and errors of Trio's stay on its side of the border. `asyncio.CancelledError` becomes
@@ -19,6 +19,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, C
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from functools import partial, wraps
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast, final
 from weakref import WeakKeyDictionary
@@ -99,13 +100,11 @@ def without(kind: type[BaseException], error: BaseException) -> BaseException | 
 
 async def call(fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
     """Await Trio's ``fn(*args, **options)`` in the guest run, for this asyncio task."""
-    if guest_here() is None:  # lanes whose block was left answer, too
-        await enter_guest()
-        try:
-            return await call(fn, *args, **options)
-        finally:
-            await leave_guest()
-    result = await spawn(partial(fn, *args, **options)).result_shielded()
+    await enter_guest()  # which lasts until the end of the call: not all that is called has lanes
+    try:
+        result = await spawn(partial(fn, *args, **options)).result_shielded()
+    finally:
+        await leave_guest()
     if result is None:  # pragma: no cover - a closed loop, in a process of its own
         raise asyncio.CancelledError
     try:
@@ -132,6 +131,33 @@ def verbs(*names: str) -> Callable[[C], C]:
     return decorate
 
 
+def public_verbs(cls: C) -> C:
+    """Decorate a class: each public async method is to be called from both sides, as by `verbs`."""
+    names = (name for name in dir(cls) if not name.startswith("_"))
+    return verbs(*(name for name in names if iscoroutinefunction(getattr(cls, name))))(cls)
+
+
+def blocks(*names: str) -> Callable[[C], C]:
+    """Decorate a class: its methods ``names``, which return async context managers of Trio's,
+    return a `HostedInside` where they are called outside of Trio's tasks."""
+
+    def decorate(cls: C) -> C:
+        for name in names:
+            setattr(cls, name, _block(getattr(cls, name)))
+        return cls
+
+    return decorate
+
+
+def _block(of_trio: Any) -> Any:
+    @wraps(of_trio)
+    def block(*args: Any, **options: Any) -> Any:
+        context = of_trio(*args, **options)
+        return context if trio.lowlevel.in_trio_task() else HostedInside(context)
+
+    return block
+
+
 def on_both_sides(of_trio: Any, of_asyncio: Any = None) -> Any:
     """Return an async function that is ``of_trio`` in a task of Trio's, else ``of_asyncio``: that
     is by default a `call` of it."""
@@ -144,6 +170,7 @@ def on_both_sides(of_trio: Any, of_asyncio: Any = None) -> Any:
         check_loop()
         return await of_asyncio(*args, **options)
 
+    verb.of_trio = of_trio  # type: ignore[attr-defined]
     return verb
 
 
@@ -331,13 +358,15 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     waiting, loop = trio.lowlevel.current_task(), asyncio.get_running_loop()
     table, kin = jobs_by_task(), kin_here()
     job, context = job_here(table), copy_context()
+    returned: list[T] = []  # also by a task that was cancelled while it returned, which drops it
     begins = job is not None and job not in table
     if job is not None:
         context.run(enter_job, job)
 
     async def outside() -> T:
         await in_own_turn(loop)
-        return await fn(*args)
+        returned.append(await fn(*args))
+        return returned[0]
 
     task = new_task(loop, outside(), context, lambda _: trio.lowlevel.reschedule(waiting))
     if job is not None:
@@ -355,11 +384,13 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     kin.awaited_in_trio.pop(task, None)
     if begins:
         del table[job]
+    if returned:
+        return returned[0]
     if task.cancelled():
         if raise_cancel is not None:
             raise_cancel()
         raise JobCancelledError("its task was cancelled")
-    return task.result()
+    return task.result()  # which raises
 
 
 @final

@@ -24,7 +24,7 @@ from .._config.names import DEFAULT_LANES
 from ..durable import DurableLanes, DurableRun, Store
 from ..durable import current_job as current_run
 from ..durable import open_durable_lanes as open_trio_lanes
-from ._bodies import awaited
+from ._bodies import awaited, to_trio
 from ._bridge import Hosted, HostedInside, call, in_asyncio
 
 T = TypeVar("T")
@@ -35,42 +35,56 @@ class _Door:
     """An object of durable lanes, for asyncio."""
 
     def __init__(self, behind: Any) -> None:
-        self._behind: Final = behind
+        self.trio: Final = behind
 
     @property  # type: ignore[misc]  # as `unittest.mock` does
     def __class__(self) -> Any:
-        return type(self._behind)
+        return type(self.trio)
 
     def __repr__(self) -> str:
-        return repr(self._behind)
+        return repr(self.trio)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _Door and bool(self._behind == other._behind)
+        return type(other) is _Door and bool(self.trio == other.trio)
 
     def __hash__(self) -> int:
-        return hash(self._behind)
+        return hash(self.trio)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._behind, name)
+        value = getattr(self.trio, name)
         if not ismethod(value):
-            return _at_door(value)
+            return at_door(value)
         if name in ("children", "lock", "yield_slot"):
-            return lambda *args, **options: HostedInside(value(*args, **options), _at_door)
+            return partial(_opened, value)
         return partial(_awaited if iscoroutinefunction(value) else _called, value)
 
     def __aiter__(self) -> _Door:
         return self
 
     async def __anext__(self) -> Any:
-        return await call(self._behind.__anext__)
+        return await _awaited(self.trio.__anext__)
 
 
-def _at_door(value: Any) -> Any:
+def check_door(lanes: object) -> None:
+    """Refuse durable lanes that are not asyncio's.
+
+    Raises:
+      TypeError: for them.
+    """
+    if type(lanes) is not _Door:
+        raise TypeError(
+            f"lanes must be those of trio_lanes.aio.open_durable_lanes, not {lanes!r}; "
+            "for lanes of Trio use trio_lanes.agents"
+        )
+
+
+def at_door(value: Any) -> Any:
+    """Return ``value`` behind a door, if it has verbs of Trio's; and a list of such likewise."""
     kind: Any = type(value)
     if _has_verbs(kind):
         return _Door(value)
     if isinstance(value, list):
-        return [*map(_at_door, value)]
+        return [*map(at_door, value)]
     return value
 
 
@@ -82,11 +96,17 @@ def _has_verbs(kind: Any) -> bool:
 
 
 def _called(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return _at_door(method(*args, **options))
+    return at_door(method(*args, **options))
+
+
+def _opened(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    context = method(*args, **options)
+    return context if trio.lowlevel.in_trio_task() else HostedInside(context, at_door)
 
 
 async def _awaited(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return _at_door(await call(method, *args, **options))
+    in_trio = trio.lowlevel.in_trio_task()
+    return at_door(await (method(*args, **options) if in_trio else call(method, *args, **options)))
 
 
 def _door_to(lanes: DurableLanes) -> DurableLanes:
@@ -102,7 +122,7 @@ def _asking_task() -> object:
 
 def current_durable_job() -> DurableRun | None:
     """Return the run whose handler this is; None elsewhere: `trio_lanes.durable.current_job`."""
-    return cast("DurableRun | None", _at_door(current_run()))
+    return cast("DurableRun | None", at_door(current_run()))
 
 
 def open_durable_lanes(
@@ -141,11 +161,8 @@ def _wrap(fn: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 
 
 def _handler(fn: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    @wraps(fn)
-    async def handler(*args: Any) -> object:
-        return await in_asyncio(awaited, fn, args)
-
-    return handler
+    """Return ``fn`` for Trio: what it has by itself, as an `on_both_sides`, or a crossing."""
+    return getattr(fn, "of_trio", None) or to_trio(fn)
 
 
 @final

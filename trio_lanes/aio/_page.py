@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ._bodies import awaited
-from ._bridge import call, in_asyncio
+from ._bodies import to_trio
+from ._bridge import call
 
 if TYPE_CHECKING:
     from trio_lanes import Lanes
@@ -46,8 +46,8 @@ def monitor(
 
     page = of_trio.monitor(
         getattr(lanes, "trio", lanes),
-        durable=getattr(durable, "_behind", durable),
-        authorize=_in_asyncio(role) if callable(authorize) else authorize,
+        durable=getattr(durable, "trio", durable),
+        authorize=to_trio(role) if callable(authorize) else authorize,
         key=key,
         hosts=hosts,
         prefix=prefix,
@@ -63,18 +63,9 @@ def monitor(
                 ended = message.get("more_body", False) and _server_ends()
                 await send({**message, "more_body": False} if ended else message)
 
-        await call(page, scope, _in_asyncio(receive), _in_asyncio(send_on))
+        await call(page, scope, to_trio(receive), to_trio(send_on))
 
     return app
-
-
-def _in_asyncio(fn: Callable[..., Awaitable[Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return an async function of Trio's that awaits ``fn`` in a task of asyncio."""
-
-    async def crossing(*args: Any) -> Any:
-        return await in_asyncio(awaited, fn, args)
-
-    return crossing
 
 
 def _server_ends() -> bool:

@@ -22,7 +22,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, Self, final
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -39,7 +39,6 @@ _log: Final = logging.getLogger("trio_lanes.agents")
 _LAST_COMMIT: Final = 2.0  # seconds, at the end of a turn
 
 
-@final
 class Conversation:
     """One thread of messages in a store: write turns, read messages, fork, merge.
 
@@ -62,8 +61,12 @@ class Conversation:
       TypeError, ValueError: for a thread id that is not valid in the store.
     """
 
+    _turn_type: ClassVar[type[ConversationTurn]]  # set below it
+    _store: TranscriptStore  # as its tasks await it
+
     def __init__(self, thread_id: str, store: TranscriptStore | None = None) -> None:
         self.store: Final[TranscriptStore] = MemoryTranscript() if store is None else store
+        self._store = self.store
         self.store.check(thread_id)
         self.thread_id: Final = thread_id
         # of a store of this library; another store may mean another log by the same id
@@ -126,7 +129,7 @@ class Conversation:
         Raises:
           TranscriptError: if the turn runs.
         """
-        async with self.store.locks.exclusive(self.thread_id):
+        async with self._store.locks.exclusive(self.thread_id):
             await self._read()
             exchange = self._thread.exchanges.get(turn_id)
             if exchange is None or exchange.rolled_back:
@@ -135,7 +138,7 @@ class Conversation:
                 raise TranscriptError(f"turn {turn_id} runs; it cannot be taken out")
             if exchange.status == "completed":
                 return False
-            await self.store.append(self.thread_id, [{"turn": turn_id, "op": "rollback"}])
+            await self._store.append(self.thread_id, [{"turn": turn_id, "op": "rollback"}])
         return True
 
     @enable_ki_protection
@@ -146,13 +149,13 @@ class Conversation:
         crash cut off look as if the turn had been cancelled. With `SharedTranscripts` it takes no
         lock, so lanes with ``worker=False`` will do.
         """
-        reading = getattr(self.store, "reading", self.store.locks.shared)
+        reading = getattr(self._store, "reading", self._store.locks.shared)
         async with reading(self.thread_id):
             await self._read()
             return list(self._thread.messages(self.store.live, self._running))
 
     @enable_ki_protection
-    async def fork(self, new_id: str) -> Conversation:
+    async def fork(self, new_id: str) -> Self:
         """Copy the exchanges that have ended into a new thread of the same store, and return it.
 
         A checkpoint. If it is cancelled, there is no new thread.
@@ -161,7 +164,7 @@ class Conversation:
           TypeError, ValueError: for a thread id that is not valid in the store.
           TranscriptError: if a thread with that id exists.
         """
-        fork = Conversation(new_id, self.store)
+        fork = type(self)(new_id, self.store)
         if new_id == self.thread_id:
             raise TranscriptError(f"a thread {new_id!r} exists already")
         async with _locked(exclusive=fork, shared=self):
@@ -197,11 +200,11 @@ class Conversation:
         """
         thread, last = self._thread, self._thread.last
         start = max(0, thread.known - 1)
-        commits = await self.store.load(self.thread_id, start)
+        commits = await self._store.load(self.thread_id, start)
         if last is not None and (not commits or commits[0] != last):
             self._forget()
             thread, start = self._thread, 0
-            commits = await self.store.load(self.thread_id)
+            commits = await self._store.load(self.thread_id)
         try:
             thread.read(commits[thread.known - start :])  # another task may have read some of them
         except TranscriptError as error:
@@ -218,10 +221,9 @@ class Conversation:
         known = self._thread.exchanges
         commit = [copy_record(e, e.id if e.id not in known else _new_id()) for e in exchanges]
         if commit:
-            await self.store.append(self.thread_id, commit)
+            await self._store.append(self.thread_id, commit)
 
 
-@final
 class ConversationTurn:
     """One turn of a conversation: the history that it reads, and the messages that it writes.
 
@@ -351,7 +353,7 @@ class ConversationTurn:
     @enable_ki_protection
     async def _commit(self) -> None:
         """Write the unwritten records as one commit; if this raises, they stay unwritten."""
-        store = self._conversation.store
+        store = self._conversation._store
         thread_id = self._conversation.thread_id
         async with self._writing:
             if self._unwritten:
@@ -392,6 +394,9 @@ class ConversationTurn:
             _log.error("the end of %r was not written to its store, and is lost", self)
 
 
+Conversation._turn_type = ConversationTurn
+
+
 @final
 class _Written:
     """An applied write; awaiting it waits until the write is stored."""
@@ -416,7 +421,7 @@ class _Turning:
     @enable_ki_protection
     async def __aenter__(self) -> ConversationTurn:
         conversation = self._conversation
-        store = conversation.store
+        store = conversation._store
         exchange = Exchange(_new_id() if self._id is None else self._id, self._contents)
         async with store.locks.exclusive(conversation.thread_id):
             await conversation._read()
@@ -431,7 +436,7 @@ class _Turning:
                 store.live.discard(exchange.id)
                 raise
             conversation._running[exchange.id] = exchange
-        self._turn = ConversationTurn(conversation, exchange, history)
+        self._turn = conversation._turn_type(conversation, exchange, history)
         return self._turn
 
     @enable_ki_protection
@@ -467,7 +472,7 @@ async def _locked(exclusive: Conversation, shared: Conversation) -> AsyncIterato
     """
 
     def lock(conversation: Conversation) -> AbstractAsyncContextManager[object]:
-        locks = conversation.store.locks
+        locks = conversation._store.locks
         mode = locks.exclusive if conversation is exclusive else locks.shared
         return mode(conversation.thread_id)
 

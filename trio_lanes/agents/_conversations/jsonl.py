@@ -24,7 +24,7 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Final, final
+from typing import Any, BinaryIO, ClassVar, Final
 
 import trio
 
@@ -41,7 +41,6 @@ _MARKS: Final = 10_000  # files of which the store knows where their last line b
 _MAX_ID_BYTES: Final = 240  # bytes: file systems have names of 255
 
 
-@final
 class JsonlTranscript:
     """A `TranscriptStore` in a folder: an append-only file ``<thread id>.jsonl`` for each thread.
 
@@ -63,10 +62,12 @@ class JsonlTranscript:
       OSError: if the folder cannot be made or locked.
     """
 
+    _locks_type: ClassVar[type[ThreadLocks]] = ThreadLocks
+
     def __init__(self, folder: str | os.PathLike[str], fsync: bool = False) -> None:
         self.folder: Final = Path(folder)
         self.fsync: Final = fsync
-        self.locks: Final = ThreadLocks()
+        self.locks: Final = self._locks_type()
         self.live: Final[set[str]] = set()
         self._recent: Final[RecentThreads[Any]] = RecentThreads()
         self._file_locks: Final = tuple(Lock() for _ in range(_LOCKS))

@@ -31,31 +31,31 @@ from ..._config.protected import protected_context
 class _Lock:
     """The lock of one key: its holders, and the queue of waiting tasks."""
 
-    holders: set[Task] = attrs.field(factory=set)
+    holders: set[object] = attrs.field(factory=set)
     exclusive: bool = False  # whether the holder has exclusive access
-    queue: OrderedDict[Task, bool] = attrs.field(factory=OrderedDict)  # {task: whether exclusive}
+    # {task: on whose behalf it waits, and whether for exclusive access}
+    queue: OrderedDict[Task, tuple[object, bool]] = attrs.field(factory=OrderedDict)
 
     def admits(self, exclusive: bool) -> bool:
         """Whether the holders allow the head of the queue to hold the lock."""
         return not self.holders or not (exclusive or self.exclusive)
 
-    def grant(self, task: Task, exclusive: bool) -> None:
-        """Make ``task`` a holder."""
-        self.holders.add(task)
+    def grant(self, holder: object, exclusive: bool) -> None:
+        """Make ``holder``, a task, a holder."""
+        self.holders.add(holder)
         self.exclusive = exclusive
 
     def serve(self) -> None:
         """Grant the lock to as many tasks from the head of the queue as possible."""
         while self.queue:
-            task, exclusive = next(iter(self.queue.items()))
+            task, (holder, exclusive) = next(iter(self.queue.items()))
             if not self.admits(exclusive):
                 break
             del self.queue[task]
-            self.grant(task, exclusive)
+            self.grant(holder, exclusive)
             trio.lowlevel.reschedule(task)
 
 
-@final
 class ThreadLocks:
     """A shared and exclusive lock for each key. A lock exists only while it is in use.
 
@@ -102,20 +102,23 @@ class ThreadLocks:
         try:
             yield
         finally:
-            lock = self._locks[key]
-            lock.holders.remove(task)
-            lock.serve()
-            if not lock.holders:
-                del self._locks[key]
+            self._release(key, task)
 
-    async def _acquire(self, key: Hashable, task: Task, exclusive: bool) -> None:
+    def _release(self, key: Hashable, holder: object) -> None:
+        lock = self._locks[key]
+        lock.holders.remove(holder)
+        lock.serve()
+        if not lock.holders:
+            del self._locks[key]
+
+    async def _acquire(self, key: Hashable, holder: object, exclusive: bool) -> None:
         lock = self._locks.get(key)
-        if lock is not None and task in lock.holders:
-            raise RuntimeError(f"{task!r} holds {key!r} already")
+        if lock is not None and holder in lock.holders:
+            raise RuntimeError(f"{holder!r} holds {key!r} already")
         await trio.lowlevel.checkpoint_if_cancelled()
         lock = self._locks.setdefault(key, _Lock())
         if not lock.queue and lock.admits(exclusive):
-            lock.grant(task, exclusive)
+            lock.grant(holder, exclusive)
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
 
@@ -124,5 +127,6 @@ class ThreadLocks:
             lock.serve()  # the tasks behind it may be able to share with the holders
             return Abort.SUCCEEDED
 
-        lock.queue[task] = exclusive
+        task = trio.lowlevel.current_task()
+        lock.queue[task] = holder, exclusive
         await trio.lowlevel.wait_task_rescheduled(abort)

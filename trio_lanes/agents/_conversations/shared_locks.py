@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import Final, final
+from typing import Final
 
 from trio_lanes.durable import DurableLanes, HeldLock
 
+from ..._config.check import lanes_of_trio
 
-@final
+
 class SharedThreadLocks:
     """A shared and exclusive lock for each key, over all instances.
 
@@ -23,7 +24,10 @@ class SharedThreadLocks:
     <trio_lanes.durable.DurableLanes.lock>` has the rest.
     """
 
+    _check_lanes = staticmethod(lanes_of_trio)
+
     def __init__(self, lanes: DurableLanes) -> None:
+        self._check_lanes(lanes)
         self._lanes: Final = lanes
 
     def __repr__(self) -> str:

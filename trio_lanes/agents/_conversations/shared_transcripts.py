@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, MutableSet, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 from trio_lanes.durable import DurableLanes, DurableLog
 
@@ -23,7 +23,6 @@ REMEMBERED: Final = 10_000
 """How many turns of other instances are remembered, the latest ones."""
 
 
-@final
 class SharedTranscripts:
     """A `TranscriptStore` for all instances; one for each `~trio_lanes.durable.DurableLanes`.
 
@@ -38,8 +37,10 @@ class SharedTranscripts:
     available.
     """
 
+    _locks_type: ClassVar[type[SharedThreadLocks]] = SharedThreadLocks
+
     def __init__(self, lanes: DurableLanes) -> None:
-        self.locks: Final = SharedThreadLocks(lanes)
+        self.locks: Final = self._locks_type(lanes)
         self._lanes: Final = lanes
         self._turns: Final = _LiveTurns()
         self._recent: Final[RecentThreads[Any]] = RecentThreads()

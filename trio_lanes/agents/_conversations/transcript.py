@@ -11,7 +11,7 @@ import os
 from collections.abc import MutableSet, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, final
 
 import attrs
 import trio
@@ -137,12 +137,13 @@ class TranscriptStore(Protocol):
         ...
 
 
-@final
 class MemoryTranscript:
     """A `TranscriptStore` in memory; its threads are lost with the object."""
 
+    _locks_type: ClassVar[type[ThreadLocks]] = ThreadLocks
+
     def __init__(self) -> None:
-        self.locks: Final = ThreadLocks()
+        self.locks: Final = self._locks_type()
         self.live: Final[set[str]] = set()
         self._logs: Final[dict[str, list[Commit]]] = {}
         self._recent: Final[RecentThreads[Any]] = RecentThreads()

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator
 from itertools import islice
-from typing import Any, Final, Generic, TypeVar, final
+from typing import Any, Final, Generic, TypeVar
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -38,7 +38,6 @@ class FeedGapError(LaneError):
         self.first: Final = first
 
 
-@final
 class Feed(Generic[T]):
     """A log of items with the numbers 0, 1, 2 ..., for readers that may leave and come back.
 

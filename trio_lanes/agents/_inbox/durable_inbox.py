@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final
 
 import attrs
 import trio
@@ -40,6 +40,7 @@ from trio_lanes.durable import (
     current_job,
 )
 
+from ..._config import check as _check
 from ..._config.names import session_key
 from .durable_message import (
     DROPPED,
@@ -60,7 +61,6 @@ from .receipt import Settled, SettledKind
 MAX_ID: Final = 200
 
 
-@final
 class DurableInbox:
     """The messages of one session, kept in a store, with a rule for messages during a turn.
 
@@ -89,6 +89,9 @@ class DurableInbox:
       TypeError, ValueError: for a bad value.
     """
 
+    _receipt_type: ClassVar[type[DurableReceipt]] = DurableReceipt
+    _check_lanes = staticmethod(_check.lanes_of_trio)
+
     def __init__(
         self,
         lanes: DurableLanes,
@@ -102,6 +105,7 @@ class DurableInbox:
         cap: int | float = 20,
         overflow: Overflow = Overflow.SUMMARIZE,
     ) -> None:
+        self._check_lanes(lanes)
         if not isinstance(lanes, DurableLanes):
             raise TypeError(f"lanes must be DurableLanes, not {lanes!r}")
         if not isinstance(handler, str):
@@ -287,14 +291,14 @@ class DurableInbox:
         return [] if status is None or status.name != self.handler else [status.id]
 
     def _receipt(self, id: str, job: int) -> DurableReceipt:
-        return DurableReceipt(self, id, self._lanes.job(job))
+        return self._receipt_type(self, id, self._lanes.job(job))
 
     async def _refusal(self, id: str, key: str, kind: SettledKind) -> DurableReceipt:
         """Return the receipt of a message that is refused, unless its id is known."""
         known = await self._lanes.keyed(key)
         if known is not None:  # it has ended, and its store remembers it
             return self._receipt(id, known.id)
-        return DurableReceipt(self, id, None, Settled(kind))
+        return self._receipt_type(self, id, None, Settled(kind))
 
 
 def _passed_on(line: list[QueuedMessage], mode: WhenBusy, group: str | None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol
 
 from trio_lanes import JobCancelledError
 from trio_lanes.durable import (
@@ -26,7 +26,6 @@ class DurableInboxOfReceipt(Protocol):
     async def waiting(self) -> list[DurableReceipt]: ...
 
 
-@final
 class DurableReceipt:
     """The receipt of one posted message. Only `DurableInbox` makes receipts.
 

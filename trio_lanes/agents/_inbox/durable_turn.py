@@ -41,7 +41,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import count
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import attrs
@@ -95,7 +95,6 @@ EDIT_LATER: Final = 1.0
 turn of the message takes it meanwhile."""
 
 
-@final
 class DurableTurn(BaseTurn):
     """One attempt of a turn of a `DurableInbox`; it is a `Run`. Only `inbox_handler` makes turns.
 
@@ -393,6 +392,11 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
     Raises:
       TypeError: if ``handler`` cannot be called.
     """
+    return serving(handler, DurableTurn)
+
+
+def serving(handler: DurableHandler, kind: type[DurableTurn]) -> Callable[[Any], Awaitable[Any]]:
+    """Return what `inbox_handler` returns, with turns of that ``kind``."""
     if not callable(handler):
         raise TypeError(f"handler must be an async function, not {handler!r}")
 
@@ -415,7 +419,7 @@ def inbox_handler(handler: DurableHandler) -> Callable[[Any], Awaitable[Any]]:
         else:  # the former attempt may have ended before it had seen the edits of what it had taken
             ids = {id for id, _ in kept["messages"] + kept["steers"]} - {id}
             kept = await _with_late_edits(run, kept, ids)
-        turn = DurableTurn(run, kept, id, rules)
+        turn = kind(run, kept, id, rules)
         with turn._handler_scope:
             result = await handler(turn)
             await turn._post_rest()

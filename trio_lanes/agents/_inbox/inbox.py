@@ -37,7 +37,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Hashable
 from contextvars import Context, copy_context
-from typing import Any, Final, Literal, final
+from typing import Any, ClassVar, Final, Literal
 
 import attrs
 import trio
@@ -64,7 +64,6 @@ from .turn import Handler, Turn, call, check_then, own_part
 _log: Final = logging.getLogger("trio_lanes.agents")
 
 
-@final
 class Inbox:
     """The messages of one session, handled in turns, with a rule for messages during a turn.
 
@@ -99,6 +98,9 @@ class Inbox:
       UnknownLaneError: if there is no such lane.
     """
 
+    _receipt_type: ClassVar[type[Receipt]] = Receipt
+    _check_lanes = staticmethod(_check.lanes_of_trio)
+
     def __init__(
         self,
         lanes: Lanes,
@@ -114,6 +116,7 @@ class Inbox:
         hold_on_failure: bool = False,
         steers_first: bool = True,
     ) -> None:
+        self._check_lanes(lanes)
         view = lanes.session(session)
         if view.concurrency > 1:
             raise ValueError(
@@ -233,12 +236,12 @@ class Inbox:
         if isinstance(known, Receipt):
             return known
         if known is not None:
-            receipt = Receipt(self, message, id)
+            receipt = self._receipt_type(self, message, id)
             receipt._outcome = known
             return receipt
         # Also if no job has to be submitted: posts could keep closing lanes busy for ever.
         self._lanes.check_open()
-        receipt = Receipt(self, message, id)
+        receipt = self._receipt_type(self, message, id)
         self._posting += 1
         try:
             busy = self.is_busy or self._is_held

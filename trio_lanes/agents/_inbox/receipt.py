@@ -109,7 +109,6 @@ class InboxOfReceipt(Protocol):
     def _job_of(self, receipt: Receipt) -> Job[Any]: ...
 
 
-@final
 class Receipt:
     """The receipt of one posted message. Only `Inbox.post` makes receipts.
 

@@ -10,7 +10,7 @@ table could post into it beside its successor.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Final, Literal, final
+from typing import Any, ClassVar, Final, Literal
 
 import trio
 
@@ -23,7 +23,6 @@ from .receipt import InboxStatistics, Receipt, SettledKind
 from .turn import Handler, Turn, check_then
 
 
-@final
 class Inboxes:
     """The inboxes of all sessions, as a table that empties itself.
 
@@ -44,6 +43,8 @@ class Inboxes:
       TypeError, ValueError: for a bad option.
       UnknownLaneError: if there is no such lane.
     """
+
+    _inbox_type: ClassVar[type[Inbox]] = Inbox
 
     def __init__(
         self,
@@ -74,7 +75,8 @@ class Inboxes:
         self._inboxes: Final[dict[str, Inbox]] = {}
         self._known: Final = KnownIds()
         self._outcomes: Final = dict.fromkeys(SettledKind, 0)
-        Inbox(lanes, "probe", handler, **self._options)  # raises for a bad option, at this call
+        # raises for a bad option, at this call
+        self._inbox_type(lanes, "probe", handler, **self._options)
 
     def __repr__(self) -> str:
         return f"<trio_lanes.agents.Inboxes at {id(self):#x}, {len(self._inboxes)} busy sessions>"
@@ -190,7 +192,7 @@ class Inboxes:
 
     def _new(self, session: str) -> Inbox:
         """Make the inbox of a session that has none, and put it into the table."""
-        inbox = Inbox(self._lanes, session, self._handler, **self._options)
+        inbox = self._inbox_type(self._lanes, session, self._handler, **self._options)
         self._inboxes[inbox.session] = inbox
         inbox._known = self._known
         inbox._outcomes = self._outcomes

@@ -108,7 +108,6 @@ class _Active:
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
 
 
-@final
 class RunRegistry:
     """The active run of each session. A registry can be made anywhere, and needs no closing.
 

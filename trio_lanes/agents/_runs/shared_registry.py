@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 
 import trio
 
@@ -30,6 +30,7 @@ from trio_lanes.durable import (
     current_job,
 )
 
+from ..._config.check import lanes_of_trio
 from .registry import SHORTEST_WAIT, Run, RunRegistry, SendRefused, SendResult, refusal_of
 from .shared_questions import (
     KIND,
@@ -51,7 +52,6 @@ Outputs = Callable[[Mapping[str, Any]], object]
 _Hand = Mapping[Any, Callable[[Any], object]]
 
 
-@final
 class SharedRunRegistry:
     """The active run of each session, on any instance of a store.
 
@@ -74,7 +74,10 @@ class SharedRunRegistry:
     cancelled, what was sent may have reached the run.
     """
 
+    _check_lanes = staticmethod(lanes_of_trio)
+
     def __init__(self, lanes: DurableLanes) -> None:
+        self._check_lanes(lanes)
         self._lanes: Final = lanes
         self._here: Final = RunRegistry()
 

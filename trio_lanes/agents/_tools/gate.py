@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, final
+from typing import Any, Final
 
 import trio
 from trio.lowlevel import enable_ki_protection
@@ -16,7 +16,6 @@ from trio.lowlevel import enable_ki_protection
 from .calls import AnyCall, ToolResult, call_id
 
 
-@final
 class ActionGate:
     """A gate that opens when all of its calls have been answered from outside.
 

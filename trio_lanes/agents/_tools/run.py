@@ -84,7 +84,13 @@ def run_tools(
     Raises:
       TypeError, ValueError: at the call, for a bad value, or for two calls with the same id.
     """
-    calls = tuple(calls)
+    return opened(ToolRun, tuple(calls), limit, order, buffer)
+
+
+def opened(
+    kind: type[ToolRun], calls: tuple[ToolCall, ...], limit: float, order: str, buffer: float
+) -> AbstractAsyncContextManager[ToolRun]:
+    """Return the block of a `run_tools` that gives a run of that ``kind``."""
     ids: set[str] = set()
     for call in calls:
         if not isinstance(call, ToolCall):
@@ -96,10 +102,9 @@ def run_tools(
         raise ValueError(f"order must be 'call' or 'completion', not {order!r}")
     positive_count("limit", limit)
     count("buffer", buffer)
-    return _Opened(ToolRun(calls, limit, order == "call", buffer))
+    return _Opened(kind(calls, limit, order == "call", buffer))
 
 
-@final
 class ToolRun:
     """The calls of one `run_tools` block. Iterate over it, in one task, to read the events."""
 
