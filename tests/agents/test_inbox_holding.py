@@ -10,7 +10,6 @@ from trio.testing import MockClock, assert_checkpoints, wait_all_tasks_blocked
 
 from tests.agents.inbox_stage import Stage, busy, kinds
 from trio_lanes import (
-    Job,
     JobCancelledError,
     LaneConfig,
     LaneFullError,
@@ -162,15 +161,18 @@ async def test_a_hold_that_a_failure_would_set_is_no_other(
 
 
 class Acting(LaneInstrument):
-    """Does something once, as a job is submitted."""
+    """Does something once, as a job is submitted or refused."""
 
     def __init__(self) -> None:
         self.act: Any = None
 
-    def job_submitted(self, job: Job[Any]) -> None:
+    def job_submitted(self, job: object) -> None:
         act, self.act = self.act, None
         if act is not None:
             act()
+
+    def job_rejected(self, lane: object, reason: str) -> None:
+        self.job_submitted(lane)
 
 
 async def test_a_hook_may_hold_the_inbox_while_a_message_is_posted(
@@ -209,6 +211,25 @@ async def test_a_release_that_a_full_lane_refuses_leaves_a_hold(
         assert inbox.is_held  # it is the hold that `hold` has set
         inbox.release()
         lanes.resume()
+
+
+async def test_a_hook_may_hold_the_inbox_while_a_release_is_refused(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
+    acting = Acting()
+    limits = LaneConfig(max_waiting=1)
+    async with open_lanes({"main": 1}, sessions=limits, instruments=[acting]) as lanes:
+        inbox = await busy(lanes, stage, when_busy=FOLLOWUP, hold_on_failure=True)
+        receipt = inbox.post("one")
+        await stage.fail(OSError())
+        lanes.pause()
+        acting.act = inbox.hold
+        with pytest.raises(LaneFullError):
+            inbox.release()
+        assert receipt.cancel()
+        assert inbox.is_held  # not by the failure alone, which holds nothing any more
+        inbox.release()
+        assert not inbox.is_held
 
 
 async def test_a_held_session_counts_in_the_limits_of_its_lane_as_any_other(

@@ -370,7 +370,7 @@ class Inbox:
             try:
                 self._ensure_successor()
             except LaneError:
-                self._until_release, self._is_held = until_release, True
+                self._until_release, self._is_held = until_release or self._until_release, True
                 raise
         self._hear()
         self._tell_if_idle()
