@@ -74,18 +74,22 @@ class ToolServer:
                 async for text in unread:
                     await emit(text)
 
-            ended: CallToolResult | Exception
-            with unread:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(forward)
-                    with send:
-                        try:
-                            ended = await client.call_tool(name, arguments, timeout, report)
-                        except Exception as error:  # raised below, in no group
-                            ended = error
-                    # What has happened at the server is known now: no cancellation hides it.
-                    tasks.cancel_scope.shield = True
-                    tasks.cancel_scope.deadline = anyio.current_time() + READ_SECONDS
+            ended: CallToolResult | Exception | None = None
+            try:
+                with unread:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(forward)
+                        with send:
+                            try:
+                                ended = await client.call_tool(name, arguments, timeout, report)
+                            except Exception as error:  # raised below, in no group
+                                ended = error
+                        tasks.cancel_scope.deadline = anyio.current_time() + READ_SECONDS
+            except anyio.get_cancelled_exc_class():
+                if ended is None:
+                    raise
+                # What has happened at the server is known: no cancellation hides it.
+            assert ended is not None
             if isinstance(ended, Exception):
                 if isinstance(ended, MCPError) and ended.message in LOST:
                     self._lose(client)

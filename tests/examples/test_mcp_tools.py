@@ -7,20 +7,15 @@ where a question ends the call, and its answer is part of the next.
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
 import pytest
 import trio
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp import Client, MCPError
 from mcp.client._memory import InMemoryTransport
 from mcp.client.session import ElicitationFnT
 from mcp.server.mcpserver import Context, Elicit, ElicitationResult, MCPServer, Resolve
@@ -29,15 +24,11 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, ElicitResult
 from pydantic import BaseModel
 from trio.testing import MockClock
 
-from examples.mcp_tools import __main__ as example
 from examples.mcp_tools.servers import CONNECT_SECONDS, UNREAD, ToolError, ToolServer, open_server
-from tests.support.programs import PATIENCE, ROOT, Program, running
 from trio_lanes import JobTimeoutError, current_job, open_lanes
 from trio_lanes.agents import ActionGate, ToolCall, ToolEvent, run_tools
 
-EXAMPLE = ROOT / "examples" / "mcp_tools"
-BANK = EXAMPLE / "bank.py"
-
+pytestmark = pytest.mark.both_doors
 both_ways = pytest.mark.parametrize("mode", ["legacy", "auto"])
 
 
@@ -321,8 +312,10 @@ class Asking:
         self._mode = mode
 
     def client(self) -> Client:
+        # The streams of a server in this process would bring the context of a call to its question.
+        server = self.bank.server if self._mode == "auto" else Line(self.bank).transport()
         approve = approving(self.gates, self.lost)
-        return Client(self.bank.server, mode=self._mode, elicitation_callback=approve)
+        return Client(server, mode=self._mode, elicitation_callback=approve)
 
     async def turn(self, *names: str, timeout: float | None = None) -> None:
         async with open_server(self.client) as server:
@@ -419,7 +412,7 @@ class Line:
         self._broken = anyio.Event()
 
     def client(self) -> Client:
-        transport: AbstractAsyncContextManager[Any] = self._transport()
+        transport: AbstractAsyncContextManager[Any] = self.transport()
         return Client(transport, mode="legacy")
 
     def cut(self) -> None:
@@ -431,7 +424,7 @@ class Line:
         self._broken.set()
 
     @asynccontextmanager
-    async def _transport(self) -> AsyncIterator[Any]:
+    async def transport(self) -> AsyncIterator[Any]:
         self.made += 1
         self._cut, self._broken = anyio.Event(), anyio.Event()
         await anyio.sleep(self.opens_after)
@@ -547,135 +540,3 @@ async def test_an_error_in_the_block_of_a_server_leaves_it_in_no_group() -> None
     with pytest.raises(ZeroDivisionError):
         async with open_server(lambda: Client(Bank().server)):
             raise ZeroDivisionError
-
-
-# ---- real servers
-
-
-@asynccontextmanager
-async def listening(path: Path, port: int) -> AsyncIterator[Program]:
-    """A server over HTTP, from when it can be reached."""
-    async with running(path, str(port)) as program:
-        while True:
-            with socket.socket() as probe:
-                if not probe.connect_ex(("127.0.0.1", port)):
-                    break
-            await trio.sleep(0.02)
-        yield program
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number: int = free.getsockname()[1]
-        return number
-
-
-def by_call(text: str) -> tuple[list[str], set[str]]:
-    """The events, whose order is that of the calls, and the questions, which come at any time."""
-    lines = text.splitlines()
-    events = [line for line in lines if line.startswith("call-")]
-    return events, {line for line in lines if line not in events}
-
-
-EXPECTED = (EXAMPLE / "output.txt").read_text("utf-8")
-
-
-@pytest.mark.real_processes
-async def test_the_example_prints_what_its_page_shows() -> None:
-    async with running("-m", "examples.mcp_tools") as program:
-        assert await program.exit_code() == 0, program.text
-    assert by_call(program.text) == by_call(EXPECTED)
-
-
-# The SDK does not close the generators with which it reads a stream that has ended.
-leaves_generators = pytest.mark.filterwarnings("ignore:Async generator 'http:ResourceWarning")
-
-
-@leaves_generators
-@pytest.mark.real_processes
-async def test_over_http_the_example_prints_the_same(
-    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["", f"http://127.0.0.1:{port}/mcp"])
-    async with listening(BANK, port):
-        await example.main()
-    assert by_call(capsys.readouterr().out) == by_call(EXPECTED)
-
-
-HANGING = """
-import os, sys, anyio
-from mcp.server.mcpserver import Context, MCPServer
-
-server = MCPServer("demo", log_level="ERROR")
-
-@server.tool()
-async def hang(context: Context) -> str:
-    await context.report_progress(1, message=str(os.getpid()))
-    await anyio.sleep_forever()
-
-@server.tool()
-async def pid() -> str:
-    return str(os.getpid())
-
-if len(sys.argv) > 1:
-    server.run("streamable-http", port=int(sys.argv[1]))
-else:
-    server.run()
-"""
-
-
-@pytest.fixture
-def hanging(tmp_path: Path) -> Path:
-    path = tmp_path / "hanging.py"
-    path.write_text(HANGING)
-    return path
-
-
-async def killed_in_the_middle(servers: list[ToolServer]) -> int:
-    """Kill a process when it runs a call of each session; all of them end with errors."""
-    calls = [server.call(f"{number}", "hang") for number, server in enumerate(servers)]
-    async with run_tools(calls, order="completion") as run:
-        pids = {int((await anext(run)).data) for _ in calls}
-        [pid] = pids
-        os.kill(pid, signal.SIGKILL)
-        assert [event.kind async for event in run] == ["error"] * len(calls)
-    return pid
-
-
-async def pid_of(server: ToolServer) -> int:
-    [event] = await events_of([server.call("pid", "pid")])
-    assert event.kind == "result", event.data
-    return int(event.data)
-
-
-@pytest.mark.real_processes
-async def test_calls_of_a_process_that_is_killed_end_with_errors_and_the_next_call_starts_another(
-    hanging: Path,
-) -> None:
-    started = StdioServerParameters(command=sys.executable, args=[str(hanging)])
-    with trio.fail_after(PATIENCE):
-        async with open_server(lambda: Client(stdio_client(started))) as server:
-            killed = await killed_in_the_middle([server])
-            assert await pid_of(server) != killed
-
-
-@leaves_generators
-@pytest.mark.real_processes
-async def test_calls_over_http_of_a_process_that_is_killed_end_with_errors_until_it_is_back(
-    hanging: Path, port: int
-) -> None:
-    url = f"http://127.0.0.1:{port}/mcp"
-    with trio.fail_after(PATIENCE):
-        async with (
-            open_server(lambda: Client(url, mode="legacy")) as old,
-            open_server(lambda: Client(url)) as new,
-        ):
-            async with listening(hanging, port):
-                await killed_in_the_middle([old, new])
-            for server in (old, new):
-                [event] = await events_of([server.call("pid", "pid")])
-                assert event.kind == "error"
-            async with listening(hanging, port) as program:
-                assert {await pid_of(old), await pid_of(new)} == {program.process.pid}

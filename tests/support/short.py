@@ -23,6 +23,7 @@ ELSEWHERE: Final = (
     "tests/examples/gateway",
     "tests/examples/test_asyncio_applications.py",
     "tests/examples/test_first_hour_on_asyncio.py",
+    "tests/examples/test_mcp_servers.py",
     "tests/examples/test_mcp_tools.py",
     "tests/examples/test_portal_in_flask.py",
     "tests/incidents/test_in_browser.py",
