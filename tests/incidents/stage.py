@@ -139,13 +139,15 @@ class Stage:
     # ---- what an operator asks
 
     @asynccontextmanager
-    async def real_time(self) -> AsyncIterator[None]:
-        """Let the clock go as fast as real time, so that the page can be asked."""
+    async def real_time(self, pace: float = 1.0) -> AsyncIterator[None]:
+        """Let the clock go like real time, so that the page can be asked."""
         self.clock.autojump_threshold = math.inf
-        self.clock.rate = 1
-        yield
-        self.clock.rate = 0
-        self.clock.autojump_threshold = 0
+        self.clock.rate = pace
+        try:
+            yield
+        finally:
+            self.clock.rate = 0
+            self.clock.autojump_threshold = 0
 
     def named(self, text: str) -> str:
         """Return a text with the ids of jobs in place of #1, #2 and so on."""

@@ -50,8 +50,15 @@ async def pass_time(clock: MockClock) -> None:
     await wait_all_tasks_blocked(0.01)
 
 
+@pytest.mark.parametrize(
+    "in_turn",
+    [
+        pytest.param(True, id="each incident in one way"),
+        pytest.param(False, id="each in every way", marks=pytest.mark.thorough),
+    ],
+)
 async def test_the_page_gives_the_cause_of_each_incident_by_one_click_and_by_keyboard_alone(
-    mock_clock: MockClock,
+    mock_clock: MockClock, in_turn: bool
 ) -> None:
     def begin(lanes: Lanes, incident: Incident) -> Job[Any]:
         configs = {  # a number would leave the rates of the incident before
@@ -70,7 +77,7 @@ async def test_the_page_gives_the_cause_of_each_incident_by_one_click_and_by_key
     def drive(stage: Stage) -> None:
         page = stage.open()
         title = page.locator("lanes-story h2")
-        for name, incident in CORE.items():
+        for place, (name, incident) in enumerate(CORE.items()):
             job = stage.do(begin, stage.lanes, incident)
             trio.from_thread.run(pass_time, mock_clock)
             waits = job.state is JobState.WAITING  # else it waits for a job of its own, or for room
@@ -83,7 +90,7 @@ async def test_the_page_gives_the_cause_of_each_incident_by_one_click_and_by_key
             helps = "Only time helps." if advice is None else advice
             says = re.sub(r"\bof 1\b", r"of \\d+", re.escape(helps).replace(r"\ ", " "))
             ways = [by_keyboard_alone, by_one_click, *([by_its_number] if waits else [])]
-            for choose in ways:
+            for choose in [ways[place % len(ways)]] if in_turn else ways:
                 page.evaluate("location.hash = ''")
                 expect(title).to_have_text("Job")
                 choose(page, reason, job)

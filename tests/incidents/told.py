@@ -42,6 +42,10 @@ class Told:
     """Metrics besides the problems."""
     exit_code: int | None = None
     """Of ``health``, if it is neither 0 nor 1."""
+    in_store: str = ""
+    """What ``health`` of the store says, if the page says more."""
+    pace: float = 1.0
+    """How fast time goes on while it is looked at."""
 
 
 TOLD: dict[str, Told] = {}
@@ -431,14 +435,14 @@ async def mend_store(stage: Stage) -> None:
 @told(
     "a slow store",
     mend_store,
-    "the store has taken 1.1 s to answer",
+    "the store has taken ",
     "What to do: look at its load, its disk and the network",
     kinds="store",
-    figures={},
+    pace=4,
 )
 async def slow_store(stage: Stage) -> AsyncIterator[None]:
     async def slowly(question: object) -> None:
-        await trio.sleep(1.1 if isinstance(question, AllStatistics) else 0)
+        await trio.sleep(2 if isinstance(question, AllStatistics) else 0)
 
     async with stage.stored({"ends": ends}, {"main": 2}):
         stage.look = slowly
@@ -500,6 +504,30 @@ async def dead_instance(stage: Stage) -> AsyncIterator[None]:
             await trio.sleep(50)
             yield
         stands_still = False
+
+
+@told(
+    "a body of a store that outlives its timeout",
+    by_act(do="reset", lane="main", seen=1),
+    "1 overdue in 'main': the body of job 1 'stubborn #1' goes on for ",
+    "What to do: find where it hangs, or reset 'main'",
+    kinds="overdue",
+    in_store=", past its timeout of 5.0 s",
+    commands={"why #2": "what would help: reset the lanes of "},
+    figures={"store_running": 1, "store_waiting": 1},
+)
+async def stored_overdue(stage: Stage) -> AsyncIterator[None]:
+    async def hangs_once(payload: Any) -> None:  # a run that is reset is given back
+        if not stage.heals:
+            stage.heals = True
+            await stubborn()
+
+    handlers = {"stubborn": hangs_once, "ends": ends}
+    async with stage.stored(handlers, {"main": 1}) as lanes:
+        for name in ("stubborn", "ends"):
+            stage.ids.append((await lanes.submit(name, timeout=5.0)).id)
+        await trio.sleep(60)
+        yield
 
 
 @told(
