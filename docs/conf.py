@@ -7,6 +7,7 @@ import inspect
 import logging
 import pkgutil
 import re
+import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 from types import UnionType
@@ -20,6 +21,7 @@ from sphinx.pycode import ModuleAnalyzer
 import trio_lanes
 
 ROOT: Final = Path(__file__).parents[1]
+sys.path.append(str(Path(__file__).parent))  # for `search`
 
 # The suite of stores, which is imported for the reference, has rate limits that warn on purpose.
 logging.getLogger("trio_lanes").setLevel(logging.ERROR)
@@ -31,6 +33,7 @@ version = release
 
 extensions = [
     "myst_parser",
+    "search",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
