@@ -71,7 +71,8 @@ async def test_the_example_prints_what_its_page_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [""])
-    await example.main()
+    with trio.fail_after(PATIENCE):
+        await example.main()
     assert by_call(capsys.readouterr().out) == by_call(EXPECTED)
 
 
@@ -84,7 +85,7 @@ async def test_over_http_the_example_prints_the_same(
     port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["", f"http://127.0.0.1:{port}/mcp"])
-    with listening(BANK, port):
+    with listening(BANK, port), trio.fail_after(PATIENCE):
         await example.main()
     assert by_call(capsys.readouterr().out) == by_call(EXPECTED)
 
