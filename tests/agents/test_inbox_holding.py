@@ -20,6 +20,8 @@ from trio_lanes import (
 )
 from trio_lanes.agents import Inbox, Inboxes, Receipt, SettledKind, Turn, WhenBusy
 
+pytestmark = pytest.mark.both_doors
+
 STEER, FOLLOWUP, COLLECT = WhenBusy.STEER, WhenBusy.FOLLOWUP, WhenBusy.COLLECT
 INTERRUPT, ROLLBACK, REJECT = WhenBusy.INTERRUPT, WhenBusy.ROLLBACK, WhenBusy.REJECT
 

@@ -1,24 +1,33 @@
 """What is asyncio's own in `trio_lanes.aio.agents`; all else is in the contract of tests/agents."""
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from inspect import iscoroutinefunction
 from typing import Any
 
 import pytest
+import trio
 
 from trio_lanes import agents
 from trio_lanes import open_lanes as open_trio_lanes
 from trio_lanes.aio import agents as door
 from trio_lanes.aio import open_durable_lanes, open_lanes, to_thread
 from trio_lanes.aio.agents import (
+    ActionGate,
+    Conversation,
     DurableInbox,
     Emit,
+    Feed,
     Inbox,
+    MemoryTranscript,
+    RunRegistry,
     SharedRunRegistry,
     SharedThreadLocks,
+    ThreadLocks,
     ToolCall,
     Turn,
     WhenBusy,
@@ -212,3 +221,223 @@ def test_the_end_of_a_turn_closes_its_streams_and_waits_for_its_tools_and_their_
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
+
+
+@pytest.mark.asyncio_only
+async def test_a_failure_that_is_read_at_once_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fails(turn: Turn) -> None:
+        raise ValueError
+
+    async with open_lanes() as lanes:
+        settled = await Inbox(lanes, "alice", fails).post("x").settled()
+        assert isinstance(settled.error, ValueError)
+        await lanes.wait_idle()
+        del settled
+        gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+# ---- stores of the application's
+
+
+class LocksOfAsyncio:
+    """Locks for one key each, which know no sharing; they write down what happens."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._lock = asyncio.Lock()
+        self._log = log
+
+    @asynccontextmanager
+    async def shared(self, key: str) -> AsyncIterator[None]:
+        async with self._lock:
+            await asyncio.sleep(0)
+            self._log.append(f"shared {key}")
+            try:
+                yield
+            finally:
+                await asyncio.sleep(0)
+                self._log.append("left")
+
+    exclusive = shared
+
+
+class StoreOfAsyncio:
+    """A store that is written with nothing but asyncio."""
+
+    def __init__(self, locks: Any = None, *, seconds: float = 0.0) -> None:
+        self.log: list[str] = []
+        self.locks: Any = LocksOfAsyncio(self.log) if locks is None else locks
+        self.live: set[str] = set()
+        self.commits: list[Any] = []
+        self.seconds = seconds
+
+    def check(self, thread_id: str) -> None:
+        if thread_id == "bad":
+            raise ValueError(thread_id)
+
+    async def load(self, thread_id: str, start: int = 0) -> Sequence[Any]:
+        await asyncio.sleep(0)
+        return self.commits[start:]
+
+    async def append(self, thread_id: str, commit: Any) -> None:
+        async with asyncio.timeout(60):
+            await asyncio.sleep(self.seconds)
+        self.commits.append(commit)
+
+
+class ReadableStore(StoreOfAsyncio):
+    @asynccontextmanager
+    async def reading(self, thread_id: str) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        self.log.append("reads")
+        yield
+
+
+@pytest.mark.asyncio_only
+@pytest.mark.parametrize("kind", [StoreOfAsyncio, ReadableStore])
+@pytest.mark.parametrize("make_locks", [lambda: None, ThreadLocks, agents.ThreadLocks])
+async def test_a_store_that_knows_only_asyncio_keeps_conversations(
+    kind: type[StoreOfAsyncio], make_locks: Callable[[], Any]
+) -> None:
+    store = kind(make_locks())
+    conversation = Conversation("thread", store)
+    assert conversation.store is store
+    with pytest.raises(ValueError, match="bad"):
+        Conversation("bad", store)
+    async with conversation.turn("one") as turn:
+        await turn.append("first")
+    async with conversation.turn("two") as turn:
+        await turn.finish("second")
+    found = await Conversation("thread", store).messages()
+    assert [one.content for one in found] == ["one", "first", "two", "second"]
+    assert ("reads" in store.log) is (kind is ReadableStore)
+    assert store.log.count("left") == sum(one.startswith("shared") for one in store.log)
+    assert store.live == set()
+
+
+@pytest.mark.asyncio_only
+async def test_the_end_of_a_turn_that_is_cancelled_is_written_by_a_store_of_asyncio() -> None:
+    store = StoreOfAsyncio(seconds=1)
+    conversation = Conversation("thread", store)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.5), conversation.turn("one") as turn:
+            turn.append("half")
+            await asyncio.sleep(100)
+    assert asyncio.get_running_loop().time() == 3.5
+    _, answer = await conversation.messages()
+    assert (answer.content, answer.status) == ("half", "incomplete")
+    store.seconds = 3
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(4), conversation.turn("two") as turn:
+            turn.append("lost")
+            await asyncio.sleep(100)
+    assert asyncio.get_running_loop().time() == 3.5 + 4 + 2  # then the store is cancelled
+    assert (await conversation.messages())[-1].content == ""
+
+
+@pytest.mark.asyncio_only
+async def test_a_lock_that_is_granted_as_its_task_is_cancelled_is_held_and_left() -> None:
+    locks = ThreadLocks()
+
+    async def hold(seconds: float) -> None:
+        async with locks.exclusive("k"):
+            await asyncio.sleep(seconds)
+
+    for turns in range(30):
+        first = asyncio.create_task(hold(1))
+        second = asyncio.create_task(hold(0))
+        await asyncio.sleep(1)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([first, second])
+        assert len(locks) == 0
+
+
+# ---- what is left
+
+
+@pytest.mark.asyncio_only
+async def test_parts_without_lanes_work_beside_each_other_in_any_task() -> None:
+    gate, feed, registry = ActionGate(["a"]), Feed[int](), RunRegistry()
+
+    async def read() -> list[int]:
+        return [item async for _, item in feed.read()]
+
+    async def ends() -> bool:
+        return await registry.wait_ended("alice", timeout=1)
+
+    class Run:
+        is_streaming = is_compacting = False
+
+        def queue_message(self, message: object) -> bool:
+            return False
+
+        def abort(self, reason: str | None = None) -> None: ...
+
+    with registry.running("alice", Run()):
+        waiting = [asyncio.create_task(one) for one in (gate.wait(), read(), read(), ends())]
+        await asyncio.sleep(0.5)
+        feed.publish(1)
+        await asyncio.sleep(2)
+        gate.submit({"a": 2})
+        feed.close()
+        results = await asyncio.gather(*waiting)
+    assert results == [[agents.ToolResult("a", "result", 2)], [1], [1], False]
+    assert not trio.lowlevel.in_trio_run()
+
+
+async def turns_of_all_kinds(number: int) -> list[weakref.ref[Any]]:
+    """Play turns that end in each way, of sessions that come and go; return what they used."""
+    used: list[weakref.ref[Any]] = []
+
+    async def tool(emit: Emit) -> int:
+        await emit("output")
+        return 1
+
+    async def handler(turn: Turn) -> Any:
+        async with run_tools([ToolCall("a", tool), ToolCall("b", tool)]) as run:
+            async for _ in run:
+                pass
+        async with Conversation("thread", store).turn("question") as said:
+            await said.append("answer")
+        if turn.messages[0] % 3 == 1:
+            raise ValueError
+        if turn.messages[0] % 3 == 2:
+            turn.abort()
+            await asyncio.sleep(1)
+        return run.results
+
+    async with open_lanes({"main": 10}) as lanes:
+        inboxes = door.Inboxes(lanes, handler)
+        for first in range(0, number, 10):
+            store = MemoryTranscript()
+            receipts = [inboxes.post(f"s{n % 5}", n) for n in range(first, first + 10)]
+            for receipt in receipts:
+                settled = await receipt.settled()
+                used += [weakref.ref(one) for one in (receipt, settled, settled.turn) if one]
+                del settled
+            del receipts, receipt
+        await lanes.wait_idle()
+        assert len(inboxes) == 0
+    return used
+
+
+@pytest.mark.parametrize("number", [60, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_turns_that_have_ended_leave_nothing(number: int) -> None:
+    used: list[weakref.ref[Any]] = []
+    objects: list[int] = []
+
+    async def main() -> None:
+        for _ in range(3):
+            used.extend(await turns_of_all_kinds(number))
+            gc.collect()
+            objects.append(len(gc.get_objects()) - len(used))
+
+    asyncio.run(main())
+    gc.collect()
+    assert len(used) >= number
+    assert [one for one in used if one() is not None] == []
+    assert objects[2] - objects[1] < 100

@@ -161,7 +161,11 @@ class Receipt:
             and outcome.kind is SettledKind.FAILED
             and outcome.turn is not None  # else it is remembered by its id
         ):
-            _ = outcome.turn.job.exception
+            job = outcome.turn.job
+            if job.done:
+                _look_at(job)
+            else:  # in asyncio it settles some turns of the loop after its turn
+                job.on_settled(_look_at)
         return outcome
 
     @property
@@ -208,3 +212,8 @@ class Receipt:
             await self._ending.wait_while(self._inbox._job_of(self))
             outcome = self.outcome
         return outcome
+
+
+def _look_at(job: Job[Any]) -> None:
+    """Retrieve the failure of a turn."""
+    _ = job.exception
