@@ -1,6 +1,6 @@
 """Draw when the jobs of examples waited and ran, from recorded runs: `python -m tools.draw_howto`.
 
-Each job of the run has a row: a light bar while it waits, a dark bar while it runs, in the colour
+Each job of the run has a row: a pale bar while it waits, a full bar while it runs, in the colour
 of its lane. The pictures stand on the how-to pages, beneath what the example prints.
 """
 
@@ -18,6 +18,7 @@ import trio
 from trio.testing import MockClock
 
 import trio_lanes
+from tools.pictures import DARK
 from trio_lanes import Job, JobState, LaneInstrument
 
 ROOT: Final = Path(__file__).parents[1]
@@ -107,8 +108,8 @@ def draw(jobs: list[Job[Any]]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 26}" '
             f'width="{WIDTH}" height="{bottom + 26}" role="img">',
-            "<title>When each job waited (light) and ran (dark)</title>",
-            f"<style>{STYLE}</style>",
+            "<title>When each job waited (pale) and ran (full)</title>",
+            f"<style>{STYLE}{DARK}</style>",
             f'<rect width="{WIDTH}" height="{bottom + 26}" rx="8" fill="white"/>',
             *parts,
             "</svg>",

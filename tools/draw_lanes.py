@@ -14,6 +14,7 @@ import attrs
 import trio
 from trio.testing import MockClock
 
+from tools.pictures import DARK
 from trio_lanes import Job, open_lanes
 
 PICTURE: Final = Path(__file__).parents[1] / "docs" / "lanes.svg"
@@ -124,7 +125,7 @@ def draw(jobs: list[Drawn]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
             f'width="{WIDTH}" height="{height}" role="img">',
             "<title>Jobs wait in the row of their session, and run in the slots of a lane</title>",
-            f"<style>{STYLE}{chr(10).join(rules)}</style>",
+            f"<style>{STYLE}{DARK}{chr(10).join(rules)}</style>",
             *parts,
             "</svg>",
             "",

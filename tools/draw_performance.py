@@ -15,6 +15,8 @@ from typing import Final
 
 import attrs
 
+from tools.pictures import DARK
+
 ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "benchmarks" / "results"
 PICTURE: Final = ROOT / "docs" / "performance.svg"
@@ -361,7 +363,7 @@ def draw(rows: list[Row]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
             f'width="{WIDTH}" height="{height}" role="img">',
             "<title>What others take, as multiples of what lanes take</title>",
-            f"<style>{STYLE}</style>",
+            f"<style>{STYLE}{DARK}</style>",
             f'<rect width="{WIDTH}" height="{height}" rx="8" fill="white"/>',
             *parts,
             "</svg>",

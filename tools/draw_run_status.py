@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tools.pictures import DARK
 from trio_lanes.agents import RUN_TRANSITIONS, RunStatus
 
 PICTURE: Final = Path(__file__).parents[1] / "docs" / "agents" / "run-status.svg"
@@ -51,7 +52,7 @@ def draw(table: Mapping[RunStatus, frozenset[RunStatus]]) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + 110} {bottom}" '
             f'width="{right + 110}" height="{bottom}" role="img">',
             "<title>Where a run may go from each status</title>",
-            f"<style>{STYLE}</style>",
+            f"<style>{STYLE}{DARK}</style>",
             '<marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" '
             'markerHeight="8" orient="auto"><path d="M0,1 L10,5 L0,9 z" fill="#35618e"/></marker>',
             *parts,

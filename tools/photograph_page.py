@@ -1,6 +1,6 @@
-"""Take the picture of the chat agent's web page that the docs show, in headless Chromium.
+"""Take the pictures of the chat agent's web page that the docs show, in headless Chromium.
 
-python -m tools.photograph_page docs/agents/chat-agent.png
+python -m tools.photograph_page docs/agents/chat-agent.png docs/agents/chat-agent-dark.png
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from examples.chat_agent.web.server import listen, run_web
 FLAGS: Final = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
-def photograph(url: str, file: Path) -> None:
-    """Let some people talk for half a minute, and take the picture in the midst of it."""
+def photograph(url: str, light: Path, dark: Path) -> None:
+    """Let some people talk for half a minute, and take the pictures in the midst of it."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=list(FLAGS)
@@ -48,11 +48,13 @@ def photograph(url: str, file: Path) -> None:
         say("me", "long 40", "and then?", "one more")
         say("bob", "and tell her that I am hungry")
         page.wait_for_timeout(4_000)
-        page.screenshot(path=str(file))
+        page.screenshot(path=str(light))
+        page.emulate_media(color_scheme="dark")
+        page.screenshot(path=str(dark))
         browser.close()
 
 
-async def main(file: Path) -> None:
+async def main(light: Path, dark: Path) -> None:
     listener = listen(0)
     url = "http://{}:{}/".format(*listener.getsockname())
     async with trio.open_nursery() as nursery:
@@ -61,9 +63,9 @@ async def main(file: Path) -> None:
             await run_web(BuiltinModel(), lambda text: None, listener, limits=Limits())
 
         nursery.start_soon(serve)
-        await trio.to_thread.run_sync(photograph, url, file)
+        await trio.to_thread.run_sync(photograph, url, light, dark)
         nursery.cancel_scope.cancel()
 
 
 if __name__ == "__main__":
-    trio.run(main, Path(sys.argv[1]))
+    trio.run(main, Path(sys.argv[1]), Path(sys.argv[2]))
