@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from trio_lanes import open_lanes
-from trio_lanes.command import _page, main
+from trio_lanes.command import _page, _top, main
 from trio_lanes.monitor import serve_monitor
 
 PROBLEM = {"kind": "pause", "lane": "main", "text": "main is paused", "advice": "resume it"}
@@ -30,7 +30,10 @@ def page(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
         if path == "frames":
             rest = {"unseen": 0, "left_out": [], "looked": True, **asked.get("rest", {})}
             frame = {"n": 1, "health": asked["health"], **rest}
-            text = b"id: 1\ndata: %s\n\n" % json.dumps(frame).encode()
+            first = asked.get("first", [])  # before it
+            text = b"".join(
+                b"id: 1\ndata: %s\n\n" % json.dumps(one).encode() for one in (*first, frame)
+            )
             return httpx2.Response(200, content=text, headers={"content-type": "text/event-stream"})
         answer = asked.get(path)
         if isinstance(answer, Exception):
@@ -62,12 +65,28 @@ def test_health_of_a_page_is_that_of_its_lanes_and_of_its_store(
     unseen = f"1 problem; not looked at: {left_out[0]}, {left_out[1]}\n"
     assert say("health", capsys) == (1, "main is paused: resume it\n" + unseen, "")
     away = "the store (its figures are as of 12 s ago)"
-    page(monkeypatch, health=[PROBLEM], rest={"left_out": [away], "looked": False})
-    told = f"main is paused: resume it\n1 problem; not looked at: {away}\n"
+    gone = {"kind": "store", "lane": "", "text": "the store is away", "advice": "look at it"}
+    page(monkeypatch, health=[gone], rest={"left_out": [away], "looked": False})
+    told = f"the store is away: look at it\n1 problem; not looked at: {away}\n"
     assert say("health", capsys) == (2, told, "")
     code, _, error = say("health --standstill-after 9", capsys)
     assert code == 2
     assert "--standstill-after is for a store, not for a page" in error
+
+
+def test_health_of_a_page_waits_for_a_store_that_is_slow(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = {"n": 1, "health": [], "unseen": 0, "left_out": ["the store"], "looked": False}
+    page(monkeypatch, health=[PROBLEM], first=[waits] * 38)
+    assert say("health", capsys) == (1, "main is paused: resume it\n", "")
+    page(monkeypatch, health=[], first=[waits] * 40)
+    assert say("health", capsys) == (2, "healthy; not looked at: the store\n", "")
+    # the connection is lost after the first frame, and made again
+    monkeypatch.setattr(_top, "MOST_FRAMES", 2)
+    monkeypatch.setattr(_top, "AGAIN", 0.0)
+    page(monkeypatch, health=[], rest=waits)
+    assert say("health", capsys) == (2, "healthy; not looked at: the store\n", "")
 
 
 def test_why_asks_a_page_for_its_jobs_and_for_those_of_its_store(

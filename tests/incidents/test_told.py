@@ -159,6 +159,9 @@ async def commands_tell(incident: Told, screen: Sequence[str], stage: Stage) -> 
     _, text = await stage.says("top")
     for words in screen:
         assert unlabelled(words) in text
+    if stage.durable is not None and not incident.kinds:
+        _, text = await stage.says("status")
+        assert [one for one in screen if one != HEALTHY and unlabelled(one) not in text] == []
     for line, words in incident.commands.items():
         _, text = await stage.says(line)
         assert stage.named(words) in text

@@ -24,6 +24,7 @@ from ..durable import (
     ResultGoneError,
 )
 from ..durable._lanes.causes import lives
+from ..durable._lanes.told import JOBS_READ, of_oldest, of_retries
 from ._answer import Answer, Table, counted, cut, moment, number, shortened
 from ._exits import DONE, NO, USAGE, CommandError
 from ._limits import fairness, groups_table, locks_table, notes, of, quotas_table, template
@@ -42,11 +43,15 @@ def _notes(paused: bool, limit: LaneLimit | None) -> str:
 
 
 async def status(lanes: DurableLanes) -> Answer:
-    """Show lanes with jobs and limits, groups, paused sessions, locks, quotas, and workers."""
+    """Show lanes with jobs and limits, what waits longest, groups, locks, quotas, and workers."""
     async with progress("counting"):
         now = await lanes.statistics()
     instances = await lanes.instances()
     limits, groups = await lanes.limits(), await lanes.groups()
+    waiting = await lanes.jobs(states=[DurableState.WAITING], limit=JOBS_READ)
+    parked = await lanes.jobs(states=[DurableState.PARKED], limit=JOBS_READ)
+    _, oldest = await of_oldest(lanes, now, waiting, waiting, limits)
+    told = [*oldest, *of_retries(now.parked, parked)]
     counts = ("waiting", "parked", "running", "dead", "unhandled")
     of_lanes = Table(
         ("lane", "running", "limit", "waiting", "parked", "dead", "unhandled", ""),
@@ -76,6 +81,7 @@ async def status(lanes: DurableLanes) -> Answer:
         "limits": limits,
         "groups": groups,
         "paused": now.paused,
+        "told": told,
         "locks": now.locks,
         "quotas": now.quotas,
         "instances": [
@@ -101,6 +107,7 @@ async def status(lanes: DurableLanes) -> Answer:
         *(template(name, one) for name, one in templates.items()),
         *([groups_table(groups)] if groups else []),
         f"{sessions} with queued jobs",
+        *map(str, told),
         *([] if now.next_due is None else [f"next due: {moment(now.next_due)}"]),
         *(
             f"ended in {name}: {', '.join(f'{n:,} {state}' for state, n in ends.items())}"

@@ -10,20 +10,15 @@ import httpx2
 from ._answer import Answer
 from ._ask import verdict, why_lines
 from ._exits import DONE, NO, STORE_UNAVAILABLE, CommandError, one_line
-from ._top import MOST_FRAMES, BusyError, check_answer, check_url, follow, is_whole, page_client
+from ._top import BusyError, check_answer, check_url, follow, page_client, until_whole
 
 
 async def health(url: str, headers: Mapping[str, str]) -> Answer:
     """Show what is wrong with the lanes of a page, and with its store."""
     frames: list[Any] = []
-
-    def show_first(frame: Any) -> bool:
-        frames.append(frame)
-        return not is_whole(frame) and len(frames) < MOST_FRAMES
-
     frames_url = check_url(url)
     async with page_client(url, headers) as client:
-        await follow(client, frames_url, show_first)
+        await follow(client, frames_url, until_whole(frames))
     said = frames[-1]
     return verdict(said["health"], said["left_out"], unseen=said["unseen"], looked=said["looked"])
 

@@ -81,12 +81,7 @@ async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
 
             seen: list[Frame] = []
 
-            def show_first(frame: Frame | None) -> bool:
-                assert frame is not None
-                seen.append(frame)
-                return not is_whole(frame) and len(seen) < MOST_FRAMES
-
-            await follow(client, frames, show_first)
+            await follow(client, frames, until_whole(seen))
             console.print(drawn(seen[-1], ""))
             return DONE
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -105,9 +100,17 @@ async def top(url: str, headers: Mapping[str, str], console: Console) -> int:
     return DONE
 
 
-def is_whole(frame: Frame) -> bool:
-    """Whether a frame has the store of its page as well, or says why not."""
-    return frame["looked"] or "store" in [one["kind"] for one in frame["health"]]
+def until_whole(seen: list[Frame]) -> Callable[[Frame | None], bool]:
+    """Return what keeps the frames until one has the store of its page, or says why not."""
+
+    def show(frame: Frame | None) -> bool:
+        if frame is not None:  # else the connection is lost, and made again
+            seen.append(frame)
+        last = seen[-1]
+        is_whole = last["looked"] or "store" in [one["kind"] for one in last["health"]]
+        return not is_whole and len(seen) < MOST_FRAMES
+
+    return show
 
 
 async def _until_signal(scope: trio.CancelScope) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, final
 
 import trio
 
-from trio_lanes import Cause, Lanes, Problem
+from trio_lanes import Lanes, Problem
 from trio_lanes.durable import (
     DurableLanes,
     DurableRun,
@@ -32,13 +32,14 @@ from trio_lanes.durable import (
 from .._config.names import label_of
 from .._config.problems import unreachable
 from .._config.reasons import in_words
+from .._config.told import Told
+from ..durable._lanes.told import JOBS_READ, of_oldest, of_retries
 from ._actions import whole
 from ._both import StoredLanes
 from ._guard import RefusedError
 from ._notes import Notes
 from ._shown import MAX_ROWS, Frame, clipped, shown, shown_problem
 from ._story import children_of, root_of
-from ._told import LONG, of_owners, of_retries, of_wait
 
 EVERY: Final = 2.0  # seconds
 _SHARE: Final = 10
@@ -48,7 +49,6 @@ _OLD: Final = 2 * EVERY
 JOB_COUNTS: Final = ("waiting", "parked", "running", "dead")
 _MAX_LETTERS: Final = 500  # that are grouped
 _MAX_JOBS_OF_A_STATE: Final = 20
-_JOBS_READ: Final = 200  # of a state
 _OF_A_JOB: Final = (
     *("id", "name", "session", "lane", "state", "why", "until", "attempt", "crashes", "error"),
     "submitted_at",
@@ -73,9 +73,9 @@ class Durable:
         self.lanes: Mapping[str, StoredLanes] = {}
         """Its lanes by their labels, as they were read last."""
         self.sessions = 0
-        self.oldest: tuple[float, Sequence[Frame]] = 0.0, ()
+        self.oldest: tuple[float, Sequence[Told]] = 0.0, ()
         """The longest wait in seconds; and if it is long, what is told of it."""
-        self.retries: Sequence[Frame] = ()
+        self.retries: Sequence[Told] = ()
         """What is told of jobs that back off."""
 
     async def view(self) -> Frame:
@@ -134,14 +134,14 @@ class Durable:
         now = await lanes.statistics()
         instances = await lanes.instances()
         letters = await lanes.dead(limit=_MAX_LETTERS)
-        parked = await lanes.jobs(states=[DurableState.PARKED], limit=_JOBS_READ)
-        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=_JOBS_READ)
+        parked = await lanes.jobs(states=[DurableState.PARKED], limit=JOBS_READ)
+        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=JOBS_READ)
         problems = await lanes.health()
         if not problems.looked:
             raise StoreUnavailableError(problems[0].text.partition(": ")[2])
         limits = await lanes.limits()
         first = await self._first_of_lanes(now, waiting)
-        oldest = await self._oldest_wait(now, first, waiting, limits)
+        oldest = await of_oldest(lanes, now, first.values(), waiting, limits)
         schedules = await lanes.schedules(MAX_ROWS)
         # from here on there is no checkpoint: a frame has all of a look, or nothing
         self.lanes = _by_label(now, first, limits)
@@ -194,29 +194,6 @@ class Durable:
             for job in await self._lanes.jobs(name, states=[DurableState.WAITING], limit=1):
                 first[name] = job
         return first
-
-    async def _oldest_wait(
-        self,
-        now: DurableStatistics,
-        first: Mapping[str, DurableStatus],
-        waiting: Sequence[DurableStatus],
-        limits: Mapping[str, LaneLimit],
-    ) -> tuple[float, Sequence[Frame]]:
-        job = max(first.values(), key=lambda job: job.waited, default=None)
-        if job is None or job.waited < LONG:
-            return 0.0, ()
-        causes: Sequence[Cause] = ()
-        with suppress(ResultGoneError):  # it may end meanwhile
-            causes = await self._lanes.root_causes(job.id)
-        cause = next(iter(causes), None)
-        lane, owners = job.lane, [_owner(one) for one in waiting if one.lane == job.lane]
-        limit = limits.get(label_of(lane, limits) or "")
-        count = now.lanes[lane].waiting if lane in now.lanes else len(owners)
-        fair = limit is not None and limit.fair
-        return job.waited, [
-            of_wait(job.waited, lane, job.id, cause, stored=True),
-            *of_owners(lane, count, owners, fair=fair, stored=True),
-        ]
 
     async def story(self, id: int, *, operates: bool) -> Frame | None:
         """Return a job of the store, its attempts, and the root of its wait.
@@ -292,10 +269,6 @@ def _by_label(
         oldest = first[name].waited if name in first else 0.0
         found.setdefault(label_of(name, limits) or name, StoredLanes()).add(one, oldest)
     return found
-
-
-def _owner(job: DurableStatus) -> str | None:
-    return job.session if job.owner is None else job.owner
 
 
 def _type(job: DurableStatus) -> str:

@@ -24,12 +24,13 @@ import trio
 
 from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics
 
+from .._config.told import LONG, Told, of_owners, of_wait
 from ..replay._capture import RunFacts, facts_of
 from ._both import StoredLanes, add_to_row, add_to_totals, row_of_store
 from ._notes import Notes
 from ._records import EndedRun, Records, Step
 from ._shown import MAX_ROWS, Frame, clipped, shown_problem
-from ._told import LONG, OWNERS_READ, of_errors, of_owners, of_wait
+from ._told import OWNERS_READ, of_errors, shown_told
 
 INTERVAL: Final = 0.25  # seconds between two frames, at least
 MAX_RUNNING: Final = 24  # jobs of a row
@@ -61,9 +62,9 @@ class StoreOfFrames(Protocol):
     @property
     def looked(self) -> bool: ...
     @property
-    def oldest(self) -> tuple[float, Sequence[Frame]]: ...
+    def oldest(self) -> tuple[float, Sequence[Told]]: ...
     @property
-    def retries(self) -> Sequence[Frame]: ...
+    def retries(self) -> Sequence[Told]: ...
     def is_of(self, lanes: Lanes) -> bool: ...
 
 
@@ -232,17 +233,21 @@ class Frames:
 
     def _told(self, now: float, problems: Iterable[Frame]) -> list[Frame]:
         """Return what is told of besides problems, which have told of some waits already."""
-        oldest, store = self._oldest.at(now), self._store
-        if store is not None and store.oldest[0] > oldest[0]:
-            oldest = store.oldest
-        retries = () if store is None else store.retries
-        lines = [*oldest[1], *retries, *of_errors(self._notes.last(), now)]
+        here, store = self._oldest.at(now), self._store
+        lines = [(one, False) for one in here[1]]
+        if store is not None:
+            if store.oldest[0] > here[0]:
+                lines = [(one, True) for one in store.oldest[1]]
+            lines += [(one, True) for one in store.retries]
+        lines += [(one, False) for one in of_errors(self._notes.last(), now)]
         known = {(one["job"], one["stored"]) for one in problems}
         return [
-            one for one in lines if one["job"] is None or (one["job"], one["stored"]) not in known
+            shown_told(one, stored=stored)
+            for one, stored in lines
+            if one.job is None or (one.job, stored) not in known
         ]
 
-    def _oldest_wait(self, now: float) -> tuple[float, Sequence[Frame]]:
+    def _oldest_wait(self, now: float) -> tuple[float, Sequence[Told]]:
         """Return the longest wait in seconds; and if it is long, its cause, and of whom most is."""
         each = self._lanes.statistics().lanes
         name = max(each, key=lambda name: each[name].oldest_wait, default="")
@@ -252,9 +257,8 @@ class Frames:
         jobs = lane.waiters(OWNERS_READ)
         owners = [None if job.owner is None else clipped(job.owner) for job in jobs]
         cause = next(iter(jobs[0].root_causes()), None)
-        wait = of_wait(waited, name, jobs[0].id, cause, stored=False)
-        more = of_owners(name, lane.waiting, owners, fair=lane.config.fair, stored=False)
-        return waited, [wait, *more]
+        more = of_owners(name, lane.waiting, owners, fair=lane.config.fair)
+        return waited, [of_wait(waited, name, jobs[0].id, cause), *more]
 
     # ---- lanes
 
