@@ -152,7 +152,7 @@ async def test_a_server_that_reports_much_is_held_up_by_no_reader_and_the_report
 
 
 @both_ways
-async def test_of_the_reports_that_nobody_has_read_the_newest_are_kept(
+async def test_of_the_reports_that_wait_to_be_read_the_newest_are_kept(
     mode: str, autojump_clock: MockClock
 ) -> None:
     bank = Bank()
@@ -488,7 +488,7 @@ async def test_calls_of_a_session_that_is_lost_end_with_errors_and_the_next_call
     assert sorted(begun) == ["a begins", "c begins", "d begins", "e begins"]  # each of them once
 
 
-async def test_a_session_that_is_lost_while_nobody_calls_fails_the_next_call_at_most(
+async def test_a_session_that_is_lost_between_calls_fails_the_next_call_at_most(
     autojump_clock: MockClock,
 ) -> None:
     line = Line(Bank())
