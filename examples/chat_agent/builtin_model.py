@@ -166,8 +166,13 @@ class BuiltinModel:
 
 
 def _arguments(tool: Mapping[str, Any], asked: str) -> dict[str, Any]:
-    """Return a value for each argument: the numbers of the message, and the word behind "in"."""
+    """Return a value for each argument: a number of the message, the word behind "in", or a list.
+
+    The list is what the message names behind the tool: "research owls, bees and foxes".
+    """
     numbers = iter(re.findall(r"-?\d{1,15}(?:\.\d{1,15})?", asked))
+    word = re.escape(tool["name"].rpartition("_")[2])
+    behind = re.split(rf"\b{word}\b", asked, maxsplit=1, flags=re.I)[-1].strip(" .:?!")
     where = re.search(r"\b(?:in|for|of) (\w+)", asked)
     properties = (tool.get("parameters") or {}).get("properties") or {}
     if not isinstance(properties, Mapping):
@@ -175,6 +180,8 @@ def _arguments(tool: Mapping[str, Any], asked: str) -> dict[str, Any]:
     return {
         name: _number(next(numbers, "0"))
         if isinstance(schema, Mapping) and schema.get("type") in ("number", "integer")
+        else re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", behind)
+        if isinstance(schema, Mapping) and schema.get("type") == "array"
         else where[1]
         if where
         else asked
