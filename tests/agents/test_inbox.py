@@ -711,6 +711,7 @@ async def test_two_inboxes_of_a_session_never_overlap(
     assert kinds(receipts) == ["ran", "ran"]
 
 
+@pytest.mark.trio_only("it measures what both doors share")
 async def test_a_message_among_very_many_that_wait_is_found_without_a_search(
     lanes: Lanes, stage: Stage, autojump_clock: MockClock
 ) -> None:

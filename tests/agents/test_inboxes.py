@@ -141,6 +141,7 @@ async def test_an_id_keeps_the_outcome_and_nothing_else_for_five_minutes(
     assert kept() is None
 
 
+@pytest.mark.trio_only("it measures what both doors share")
 async def test_a_thousand_idle_sessions_leave_nothing(
     lanes: Lanes, autojump_clock: MockClock
 ) -> None:

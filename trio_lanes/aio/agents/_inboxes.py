@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, final
 
+import trio
+
 from ... import agents as of_trio
 from ...agents._inbox.durable_turn import serving
 from ...durable import DurableRun
@@ -48,6 +50,12 @@ class Inbox(of_trio.Inbox):
 
     def __init__(self, lanes: Lanes, session: str, handler: Any, **options: Any) -> None:
         super().__init__(lanes, session, _crossing(handler), **options)
+
+    def post(self, message: Any, **options: Any) -> of_trio.Receipt:
+        if not trio.lowlevel.in_trio_run():  # in another thread, or the block of the lanes was left
+            self._lanes._scheduler.check_thread()
+            self._lanes.check_open()
+        return super().post(message, **options)
 
 
 @final
