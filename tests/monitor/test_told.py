@@ -82,7 +82,7 @@ async def test_of_core_and_store_the_longer_wait_is_told(autojump_clock: MockClo
 async def test_a_wait_of_a_lane_behind_many_jobs_of_others_is_found(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_durable, "JOBS_READ", 1)
+    monkeypatch.setattr(_durable, "READ_OF_A_STATE", 1)
     handlers, limits = {"wait": wait}, {"main": 1, "cron": 1}
     async with open_durable_lanes(MemoryStore(), handlers, limits, grace=0) as durable:
         for lane in ("main", "main", "cron", "cron"):
@@ -152,7 +152,7 @@ async def test_jobs_that_back_off_are_told_with_their_error_when_they_are_many(
         helps = f"look at one, job {jobs[0].id}, and promote them when what fails is mended"
         assert await told(durable.local, durable) == [(text, helps)]
         await durable.submit("fail")
-        monkeypatch.setattr(_durable, "JOBS_READ", 21)
+        monkeypatch.setattr(_durable, "READ_OF_A_STATE", 21)
         ((text, _),) = await told(durable.local, durable)
         assert text.startswith("of the first 21 of the 22 that are parked, 20 back off")
         await durable.clear("main")

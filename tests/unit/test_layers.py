@@ -36,7 +36,7 @@ LAYERS = ("replay", "durable", "instruments", "agents", "monitor", "command")
 DOORS = ("aio",)
 """Packages that are doors, as the modules of `trio_lanes` itself: they may use all of the core, and
 durable lanes, agents and the page, for which there is a door, too."""
-PARTS_OF = {"command": ["durable"], "monitor": ["replay"], "instruments": ["durable"]}
+PARTS_OF = {"command": ["durable"], "monitor": ["durable", "replay"], "instruments": ["durable"]}
 OF_OTHERS = {"_value_", "_asdict", "_core", "_r", "_ALLOW_DETERMINISTIC_SCHEDULING"}
 """Names of `enum`, of named tuples, and of Trio's scheduler, which the simulation seeds."""
 

@@ -11,7 +11,7 @@ import attrs
 from .problems import PROBLEM_AFTER
 from .reasons import Cause, in_words
 
-LONG: Final = PROBLEM_AFTER
+LONG_WAIT: Final = PROBLEM_AFTER
 """Seconds from which on a wait is told of."""
 MANY: Final = 20
 """From how many jobs on it is told of whom they are, or that they back off."""

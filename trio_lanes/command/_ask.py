@@ -24,7 +24,7 @@ from ..durable import (
     ResultGoneError,
 )
 from ..durable._lanes.causes import lives
-from ..durable._lanes.told import JOBS_READ, of_oldest, of_retries
+from ..durable._lanes.told import READ_OF_A_STATE, of_oldest, of_retries
 from ._answer import Answer, Table, counted, cut, moment, number, shortened
 from ._exits import DONE, NO, USAGE, CommandError
 from ._limits import fairness, groups_table, locks_table, notes, of, quotas_table, template
@@ -48,8 +48,8 @@ async def status(lanes: DurableLanes) -> Answer:
         now = await lanes.statistics()
     instances = await lanes.instances()
     limits, groups = await lanes.limits(), await lanes.groups()
-    waiting = await lanes.jobs(states=[DurableState.WAITING], limit=JOBS_READ)
-    parked = await lanes.jobs(states=[DurableState.PARKED], limit=JOBS_READ)
+    waiting = await lanes.jobs(states=[DurableState.WAITING], limit=READ_OF_A_STATE)
+    parked = await lanes.jobs(states=[DurableState.PARKED], limit=READ_OF_A_STATE)
     _, oldest = await of_oldest(lanes, now, waiting, waiting, limits)
     told = [*oldest, *of_retries(now.parked, parked)]
     counts = ("waiting", "parked", "running", "dead", "unhandled")

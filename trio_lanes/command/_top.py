@@ -28,7 +28,7 @@ Frame = Mapping[str, Any]
 AGAIN: Final = 1.0  # seconds from a lost connection to the next attempt
 SILENCE: Final = 15.0  # seconds without a frame after which a connection is lost
 _NOTES: Final = 6
-_PROBLEMS: Final = 5
+_MAX_PROBLEMS: Final = 5
 _MAX_LISTED: Final = 8
 _BAR: Final = 16  # characters
 _STYLES: Final = {"info": "", "warning": "yellow", "error": "red"}
@@ -247,10 +247,10 @@ def _verdict(frame: Frame) -> Iterator[Text]:
     problems = frame["health"]
     count = len(problems) + frame["more_problems"]
     yield Text(visible(verdict_on(count, frame["left_out"])), "red" if count else "green")
-    for one in problems[:_PROBLEMS]:
+    for one in problems[:_MAX_PROBLEMS]:
         yield Text(f"  {visible(one['text'])}: {visible(one['advice'])}", "red")
-    if count > _PROBLEMS:
-        yield Text(f"  and {count - _PROBLEMS} more", "red")
+    if count > _MAX_PROBLEMS:
+        yield Text(f"  and {count - _MAX_PROBLEMS} more", "red")
     for one in frame["told"]:
         yield Text(
             f"  {visible(one['text'])}" + (f": {visible(one['advice'])}" if one["advice"] else "")

@@ -33,7 +33,7 @@ from .._config.names import label_of
 from .._config.problems import unreachable
 from .._config.reasons import in_words
 from .._config.told import Told
-from ..durable._lanes.told import JOBS_READ, of_oldest, of_retries
+from ..durable._lanes.told import READ_OF_A_STATE, of_oldest, of_retries
 from ._actions import whole
 from ._both import StoredLanes
 from ._guard import RefusedError
@@ -134,8 +134,8 @@ class Durable:
         now = await lanes.statistics()
         instances = await lanes.instances()
         letters = await lanes.dead(limit=_MAX_LETTERS)
-        parked = await lanes.jobs(states=[DurableState.PARKED], limit=JOBS_READ)
-        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=JOBS_READ)
+        parked = await lanes.jobs(states=[DurableState.PARKED], limit=READ_OF_A_STATE)
+        waiting = await lanes.jobs(states=[DurableState.WAITING], limit=READ_OF_A_STATE)
         problems = await lanes.health()
         if not problems.looked:
             raise StoreUnavailableError(problems[0].text.partition(": ")[2])

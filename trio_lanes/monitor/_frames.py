@@ -24,7 +24,7 @@ import trio
 
 from trio_lanes import Job, JobState, Lanes, LaneStatistics, Problem, RateStatistics
 
-from .._config.told import LONG, Told, of_owners, of_wait
+from .._config.told import LONG_WAIT, Told, of_owners, of_wait
 from ..replay._capture import RunFacts, facts_of
 from ._both import StoredLanes, add_to_row, add_to_totals, row_of_store
 from ._notes import Notes
@@ -251,7 +251,7 @@ class Frames:
         """Return the longest wait in seconds; and if it is long, its cause, and of whom most is."""
         each = self._lanes.statistics().lanes
         name = max(each, key=lambda name: each[name].oldest_wait, default="")
-        if not name or each[name].oldest_wait < LONG:
+        if not name or each[name].oldest_wait < LONG_WAIT:
             return 0.0, ()
         lane, waited = self._lanes.lane(name), each[name].oldest_wait
         jobs = lane.waiters(OWNERS_READ)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from ... import Cause
 from ..._config.names import label_of
-from ..._config.told import LONG, MANY, Told, of_owners, of_wait
+from ..._config.told import LONG_WAIT, MANY, Told, of_owners, of_wait
 from .._contract.errors import ResultGoneError
 from .._contract.records import DurableStatistics, DurableStatus, LaneLimit
 
 if TYPE_CHECKING:
     from .lanes import DurableLanes
 
-JOBS_READ: Final = 200
+READ_OF_A_STATE: Final = 200
 """How many waiting and how many parked jobs are read for it."""
 
 
@@ -34,7 +34,7 @@ async def of_oldest(
       waiting: the first jobs that wait, in all lanes.
     """
     job = max(jobs, key=lambda job: job.waited, default=None)
-    if job is None or job.waited < LONG:
+    if job is None or job.waited < LONG_WAIT:
         return 0.0, []
     causes: Sequence[Cause] = ()
     with suppress(ResultGoneError):  # it may end meanwhile
