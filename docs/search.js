@@ -9,18 +9,23 @@ const MOST = 20; // so many pages, and so many names, are shown
 const stemmer = new Stemmer();
 const stemsOf = (text) =>
   splitQuery(text.toLowerCase())
-    .filter((word) => !stopwords.has(word))
+    .filter((word) => !stopwords.has(word) && !KNOWN.asking.includes(word))
     .map((word) => stemmer.stemWord(word))
     .map((stem) => KNOWN.same[stem] ?? stem);
 
-// The words of the index that a typed word stands for, each with its factor: itself; else, of a
-// name, its parts; else the words that begin with it.
-function knownWords(typed) {
-  const known = (word) => Object.hasOwn(KNOWN.weights, word);
-  const [stem] = stemsOf(typed);
-  if (known(stem)) return [[stem, 1]];
-  const parts = typed.replace(/([a-z])([A-Z])/g, "$1_$2").split("_");
-  if (parts.length > 1) return parts.flatMap(stemsOf).filter(known).map((part) => [part, 1]);
+const isKnown = (word) => Object.hasOwn(KNOWN.weights, word);
+
+// The search without its unknown names: `soft_time_limit` and softTimeLimit are three words.
+const withoutNames = (query) =>
+  query.replace(/[\p{Letter}\p{Number}_]+/gu, (name) =>
+    isKnown(stemsOf(name)[0])
+      ? name
+      : name.replace(/([\p{Ll}\p{Number}])(?=\p{Lu})/gu, "$1 ").replaceAll("_", " "),
+  );
+
+// The words of the index that a stem stands for, each with its factor: itself, or longer ones.
+function knownWords(stem) {
+  if (isKnown(stem)) return [[stem, 1]];
   if (stem.length < 3) return [];
   const longer = Object.keys(KNOWN.weights).filter((word) => word.startsWith(stem));
   return longer.map((word) => [word, PART]);
@@ -43,16 +48,16 @@ function headingOf(name, title, stems) {
 function findPages(query) {
   const scores = new Map();
   const add = (page, score) => scores.set(page, (scores.get(page) ?? 0) + score);
-  for (const typed of splitQuery(query).filter((word) => stemsOf(word).length)) {
+  const stems = stemsOf(withoutNames(query));
+  for (const stem of stems) {
     const best = new Map(); // of a page, its best word: none counts twice
-    for (const [word, factor] of knownWords(typed)) {
+    for (const [word, factor] of knownWords(stem)) {
       const weights = KNOWN.weights[word];
       for (let i = 0; i < weights.length; i += 2)
         best.set(weights[i], Math.max(best.get(weights[i]) ?? 0, weights[i + 1] * factor));
     }
     best.forEach((score, page) => add(page, score));
   }
-  const stems = stemsOf(query);
   for (let from = 0; from < stems.length; from++)
     for (let to = from + 1; to <= stems.length; to++) {
       const whole = to - from === stems.length;

@@ -33,6 +33,8 @@ SATURATION: Final = 4
 LENGTH: Final = 0.6
 # Words that say the same everywhere, without their endings: what others say, and these pages.
 SAME: Final = {"task": "job", "execut": "run"}
+# Words of questions, about nothing.
+ASKING: Final = "can do does from get how i my use using want what when which why"
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:
@@ -58,6 +60,7 @@ def _learn(env: BuildEnvironment, language: SearchLanguage) -> dict[str, Any]:
         counts[page].update(dict.fromkeys(words, FIELDS["table"]))
     return {
         "same": SAME,
+        "asking": ASKING.split(),
         "pages": [(page, env.titles[page].astext()) for page in pages],
         "phrases": phrases,
         "weights": _weigh(pages, counts, lengths),
@@ -66,7 +69,8 @@ def _learn(env: BuildEnvironment, language: SearchLanguage) -> dict[str, Any]:
 
 def _stems(words: Iterable[str], language: SearchLanguage) -> list[str]:
     lower = (word.lower() for word in words)
-    stems = (language.stem(word) for word in lower if word not in language.stopwords)
+    left_out = language.stopwords | set(ASKING.split())
+    stems = (language.stem(word) for word in lower if word not in left_out)
     return [SAME.get(stem, stem) for stem in stems]
 
 
