@@ -495,6 +495,16 @@ class Lanes(Submitter):
         if not self._scheduler.closing.is_open:
             self._scheduler.check_open()
 
+    def check_thread(self) -> None:
+        """Refuse a call from another thread. For code that keeps state beside the lanes.
+
+        Not a checkpoint.
+
+        Raises:
+          RuntimeError: in another thread than that of the lanes; it names the portal.
+        """
+        self._scheduler.check_thread()
+
     async def wait_closing(self) -> None:
         """Wait until the lanes close: for a server's shutdown trigger. A checkpoint."""
         self._scheduler.check_thread()

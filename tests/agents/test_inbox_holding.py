@@ -198,6 +198,29 @@ async def test_a_hook_may_hold_the_inbox_while_a_message_is_posted(
         assert kinds([receipt]) == ["ran"]
 
 
+async def test_a_hook_may_release_the_inbox_or_cancel_what_waits_while_it_is_held(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
+    acting = Acting()
+    async with open_lanes(instruments=[acting]) as lanes:
+        lanes.pause()
+        inbox = Inbox(lanes, "alice", stage.handler)
+        cancelled = inbox.post("one")
+        acting.act = cancelled.cancel
+        inbox.hold()
+        assert lanes.jobs() == []
+        inbox.release()
+        receipt = inbox.post("two")
+        acting.act = inbox.release
+        inbox.hold()
+        assert not inbox.is_held
+        lanes.resume()
+        await wait_all_tasks_blocked()
+        assert stage.started == [["two"]]
+        await stage.end()
+        assert kinds([cancelled, receipt]) == ["cancelled", "ran"]
+
+
 async def test_a_release_that_a_full_lane_refuses_leaves_a_hold(
     stage: Stage, autojump_clock: MockClock
 ) -> None:

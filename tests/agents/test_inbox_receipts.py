@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,6 +26,33 @@ pytestmark = pytest.mark.both_doors
 
 STEER, FOLLOWUP, COLLECT = WhenBusy.STEER, WhenBusy.FOLLOWUP, WhenBusy.COLLECT
 INTERRUPT, ROLLBACK, REJECT = WhenBusy.INTERRUPT, WhenBusy.ROLLBACK, WhenBusy.REJECT
+
+
+# ---- threads
+
+
+async def test_in_another_thread_each_verb_names_the_portal_and_has_no_effect(
+    lanes: Lanes, stage: Stage, autojump_clock: MockClock
+) -> None:
+    inbox = await busy(lanes, stage)
+    receipt, turn = inbox.post("one"), stage.turn
+    verbs: list[Callable[[], object]] = [
+        lambda: inbox.post("two"),
+        inbox.hold,
+        inbox.release,
+        receipt.cancel,
+        turn.take,
+        lambda: turn.abort(then="hold"),
+        lambda: turn.queue_message("two"),
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        for verb in verbs:
+            with pytest.raises(RuntimeError, match="portal"):
+                pool.submit(verb).result()
+        assert pool.submit(lambda: receipt.position).result() == 0
+    assert turn.take() == ["one"]
+    assert not turn.abort_called
+    assert not inbox.is_held
 
 
 # ---- position, edit, cancel

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from trio_lanes import LanesClosedError, agents
+from trio_lanes import JobCancelledError, LanesClosedError, agents
 from trio_lanes import open_lanes as open_trio_lanes
 from trio_lanes.aio import agents as door
 from trio_lanes.aio import open_durable_lanes, open_lanes, to_thread
@@ -123,6 +123,22 @@ async def test_a_post_in_another_thread_or_after_the_block_is_refused_as_a_submi
     assert await receipt.settled() is settled
     assert await inbox.stop("hold")
     assert await inboxes.abort("alice")
+    assert inboxes.statistics().offered == 0
+
+
+@pytest.mark.asyncio_only
+async def test_of_a_group_that_a_handler_raises_the_receipt_has_all_but_its_cancellations() -> None:
+    async def handler(turn: Turn) -> None:
+        raise BaseExceptionGroup("", turn.messages[0])
+
+    async with open_lanes() as lanes:
+        inbox = Inbox(lanes, "alice", handler)
+        settled = await inbox.post([asyncio.CancelledError(), ValueError()]).settled()
+        assert isinstance(settled.error, ExceptionGroup)
+        assert [type(error) for error in settled.error.exceptions] == [ValueError]
+        settled = await inbox.post([asyncio.CancelledError()]).settled()
+        assert settled.kind is door.SettledKind.FAILED
+        assert isinstance(settled.error, JobCancelledError)
 
 
 # ---- what a cancellation of a turn reaches

@@ -386,11 +386,17 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         del table[job]
     if returned:
         return returned[0]
-    if task.cancelled():
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        error = without(asyncio.CancelledError, error)
+    try:
+        if error is not None:
+            raise error
         if raise_cancel is not None:
             raise_cancel()
         raise JobCancelledError("its task was cancelled")
-    return task.result()  # which raises
+    finally:
+        del error  # this frame is in its traceback
 
 
 @final

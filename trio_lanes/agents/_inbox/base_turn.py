@@ -14,6 +14,7 @@ class BaseTurn:
     def __init__(self) -> None:
         self.is_streaming: bool = False
         self._handler_scope = trio.CancelScope()
+        self._abort_called = False  # other threads may read it; Trio's flag needs its clock
         self._reason: str | None = None
         self._compacting = 0
 
@@ -25,7 +26,7 @@ class BaseTurn:
     @property
     def abort_called(self) -> bool:
         """Whether the turn was aborted."""
-        return self._handler_scope.cancel_called
+        return self._abort_called
 
     @contextmanager
     def compacting(self) -> Iterator[None]:
@@ -40,6 +41,7 @@ class BaseTurn:
             self._compacting -= 1
 
     def _abort(self, reason: str | None) -> None:
-        if not self.abort_called:
+        if not self._abort_called:
+            self._abort_called = True
             self._reason = reason
             self._handler_scope.cancel(reason)

@@ -222,6 +222,8 @@ class Inbox:
 
         Raises:
           TypeError: for an ``expected_turn`` that is no string.
+          RuntimeError: in another thread, which uses `Lanes.portal`; so do all verbs of an inbox,
+            its receipts and its turns.
           LanesClosedError: if the lanes accept no new work; a running job of them may post.
           LaneFullError: if the session lane or the global lane is full and refuses the job that
             would handle the message.
@@ -231,6 +233,7 @@ class Inbox:
         mode = WhenBusy(self.when_busy if when_busy is None else when_busy)
         if expected_turn is not None and not isinstance(expected_turn, str):
             raise TypeError(f"expected_turn must be the id of a turn, not {expected_turn!r}")
+        self._lanes.check_thread()
         now = trio.current_time()
         known = self._known.find(self.session, id, now)
         if isinstance(known, Receipt):
@@ -328,6 +331,7 @@ class Inbox:
 
     @enable_ki_protection
     def _withdraw(self, receipt: Receipt, reason: str | None) -> bool:
+        self._lanes.check_thread()
         self._sync()
         entry = self._queue.find(receipt)
         if entry is None:
@@ -349,6 +353,7 @@ class Inbox:
         steers, and an interrupt waits and does not abort it. When the lanes close, the messages
         that wait are CANCELLED by `LanesClosedError`.
         """
+        self._lanes.check_thread()
         self._sync()
         self._until_release = self._is_held = True
         self._adjust_successor()
@@ -362,6 +367,7 @@ class Inbox:
           LaneFullError, LanesClosedError: if the lanes refuse the job that would handle the
             messages; they stay held.
         """
+        self._lanes.check_thread()
         self._sync()
         if not self._is_held:
             return
@@ -403,6 +409,8 @@ class Inbox:
 
         Raises:
           ValueError: for another ``then``.
+          LaneDeadlockError: inside a job, if the turn would never end, as in a turn that waits for
+            itself although it is cancelled. The stop stands.
         """
         turn = self._stop(check_then(then), reason)
         await trio.lowlevel.checkpoint()
@@ -428,6 +436,7 @@ class Inbox:
 
     def _before_abort(self, then: Literal["run", "hold", "clear"], reason: str | None) -> None:
         """Do with the waiting messages what is to be done ``then``."""
+        self._lanes.check_thread()
         if then == "hold":
             self.hold()
         elif then == "clear":
@@ -438,7 +447,10 @@ class Inbox:
 
     def _ensure_successor(self) -> None:
         """Have a successor start when the head is due. Raises the errors of `Successor.secure`."""
-        self._successor.secure(self._due, self._next_context)
+        due = self._due
+        self._successor.secure(due, self._next_context)
+        if not self._queue or self._due != due:  # changed by a hook as the job was submitted
+            self._adjust_successor()
 
     @property
     def _due(self) -> float:
@@ -622,6 +634,7 @@ class Inbox:
 
     @enable_ki_protection
     def _take(self, turn: Turn) -> list[Any]:
+        self._lanes.check_thread()
         self._sync()
         receipts = [entry.item for entry in self._queue.take_steers(turn.group)]
         for receipt in receipts:

@@ -10,6 +10,7 @@ table could post into it beside its successor.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any, ClassVar, Final, Literal
 
 import trio
@@ -118,7 +119,8 @@ class Inboxes:
 
     def statistics(self) -> InboxStatistics:
         """Return the number of messages in each state and with each outcome, over all sessions."""
-        self._known.forget_old(trio.current_time())
+        with suppress(RuntimeError):  # the clock of asyncio's lanes has ended with their block
+            self._known.forget_old(trio.current_time())
         return statistics([*self._inboxes.values()], self._outcomes)
 
     # ---- messages

@@ -52,8 +52,8 @@ class Inbox(of_trio.Inbox):
         super().__init__(lanes, session, _crossing(handler), **options)
 
     def post(self, message: Any, **options: Any) -> of_trio.Receipt:
-        if not trio.lowlevel.in_trio_run():  # in another thread, or the block of the lanes was left
-            self._lanes._scheduler.check_thread()
+        if not trio.lowlevel.in_trio_run():  # the block of the lanes was left
+            self._lanes.check_thread()
             self._lanes.check_open()
         return super().post(message, **options)
 
