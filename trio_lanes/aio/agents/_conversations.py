@@ -42,12 +42,7 @@ class _Held(AbstractAsyncContextManager[None]):
     async def __aenter__(self) -> None:
         check_loop()
         self._task = this_task()
-        await call(self._acquire)
-
-    async def _acquire(self) -> bool:
-        """Return True: what was acquired is held, though the task was cancelled meanwhile."""
-        await self._locks._acquire(self._key, self._task, self._exclusive)
-        return True
+        await call(self._locks._acquire, self._key, self._task, self._exclusive)
 
     async def __aexit__(
         self,
