@@ -100,7 +100,7 @@ async def answer(turn: DurableTurn) -> str:
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     store, handlers = SqliteStore(FOLDER / "bot.db"), {"answer": inbox_handler(answer)}
     async with AsyncOpenAI(base_url=MODEL_URL, api_key=KEY) as app.state.model:
-        async with open_durable_lanes(store, handlers, {"main": 4}) as app.state.lanes:
+        async with open_durable_lanes(store, handlers, {"main": 4}, grace=5) as app.state.lanes:
             yield
 
 
