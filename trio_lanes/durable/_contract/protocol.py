@@ -34,9 +34,9 @@ after the finishing step     the end; the session's next job is claimed or waiti
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import trio
 
@@ -144,17 +144,18 @@ class Store(Protocol):
 
     # ---- acts and questions
 
-    async def do(self, act: Act[T], ticket: str) -> T:
+    # not by `async def`: to pyright that is a `CoroutineType`, and a store may give less
+    def do(self, act: Act[T], ticket: str) -> Coroutine[Any, Any, T]:
         """Do an act; return its answer. The acts are in `trio_lanes.durable.acts`.
 
         Raises:
           LaneError, ValueError: if it is refused.
         """
 
-    async def look(self, question: Question[T]) -> T:
+    def look(self, question: Question[T]) -> Coroutine[Any, Any, T]:
         """Return the answer to a question. The questions are in `trio_lanes.durable.acts`."""
 
-    async def step(self, number: int, finished: Sequence[Finish], room: int) -> Step:
+    def step(self, number: int, finished: Sequence[Finish], room: int) -> Coroutine[Any, Any, Step]:
         """Finish runs, then claim up to ``room`` jobs, in one atomic call.
 
         The claims have at most ``STEP_BYTES`` of payloads and checkpoint data, or are a single job.
@@ -167,7 +168,7 @@ class Store(Protocol):
 
     # ---- waits: they change nothing, or give the same answer if they are asked again
 
-    async def wait(self, id: int) -> Ended | None:
+    def wait(self, id: int) -> Coroutine[Any, Any, Ended | None]:
         """Wait until the job has ended or is dead; None if it is unknown. Cancellable."""
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
