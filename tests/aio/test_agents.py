@@ -141,6 +141,30 @@ async def test_of_a_group_that_a_handler_raises_the_receipt_has_all_but_its_canc
         assert isinstance(settled.error, JobCancelledError)
 
 
+@pytest.mark.real_processes
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_ends_the_program_leaves_no_message_unsettled(
+    kind: type[BaseException],
+) -> None:
+    receipts: list[Any] = []
+
+    async def handler(turn: Turn) -> None:
+        await asyncio.sleep(0)
+        raise kind
+
+    async def main() -> None:
+        async with open_lanes() as lanes:
+            inbox = Inbox(lanes, "alice", handler, when_busy=WhenBusy.FOLLOWUP)
+            receipts.extend([inbox.post("one"), inbox.post("two")])
+            inbox.hold()
+            inbox.release()
+            await receipts[1].settled()
+
+    with pytest.raises(kind):
+        asyncio.run(main())
+    assert [receipt.outcome.kind for receipt in receipts] == ["failed", "cancelled"]
+
+
 # ---- what a cancellation of a turn reaches
 
 

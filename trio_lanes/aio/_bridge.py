@@ -390,6 +390,9 @@ async def in_asyncio(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     if error is not None:
         error = without(asyncio.CancelledError, error)
     try:
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            # It has left the loop; if it left a second task, it would break off the loop's shutdown
+            raise JobCancelledError(f"its task raised {type(error).__name__}") from error
         if error is not None:
             raise error
         if raise_cancel is not None:
