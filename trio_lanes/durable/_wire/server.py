@@ -8,7 +8,6 @@ its number or its ticket.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections.abc import Sequence
@@ -27,11 +26,9 @@ WAITED_FOR: Final = 20.0
 """Seconds after which a wait for a job is answered, so that it is asked again."""
 NOT_YET: Final = "not yet"
 """The answer to a wait for a job that has not ended."""
-CALLS: Final = frozenset(
-    name for name, call in vars(Store).items() if inspect.iscoroutinefunction(call)
-)
-"""The calls that a message can ask for; their arguments are records that the codec knows."""
 WAITS: Final = frozenset({"wait", "events", "sent", "receive", "served"})
+CALLS: Final = WAITS | {"join", "leave", "declare_dead", "beat", "do", "look", "step"}
+"""The calls that a message can ask for; their arguments are records that the codec knows."""
 
 
 class ServedStore(Store, Protocol):
