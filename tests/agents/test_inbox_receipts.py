@@ -300,7 +300,7 @@ async def test_clear_cancels_held_messages(
     assert not inbox.is_held
 
 
-async def test_a_release_that_a_full_lane_refuses_leaves_the_messages_held(
+async def test_a_release_in_a_full_lane_runs_the_messages_when_their_turn_comes(
     stage: Stage, autojump_clock: MockClock
 ) -> None:
     sessions = LaneConfig(max_waiting=2)
@@ -308,36 +308,48 @@ async def test_a_release_that_a_full_lane_refuses_leaves_the_messages_held(
         inbox = await failed(lanes, stage, "two")
         lanes.session("alice").pause()
         blocker = lanes.submit_nowait(trio.sleep, 1, session="alice")
-        with pytest.raises(LaneFullError):
-            inbox.release()
-        assert inbox.is_held
+        inbox.release()
+        assert not inbox.is_held
         lanes.session("alice").resume()
         await blocker.wait()
-        inbox.release()
         await wait_all_tasks_blocked()
         assert stage.turn.messages == ["two"]
         await stage.end()
 
 
 class Filling(LaneInstrument):
-    """Fills the session lane when the job with this number starts."""
+    """Fills the session lane when the first job starts, and holds its inbox if there is one."""
 
-    def __init__(self, start: int) -> None:
-        self.starts_left = start
+    lanes: Lanes | None
+    inbox: Inbox | None = None
 
     def job_started(self, job: Job[Any]) -> None:
-        self.starts_left -= 1
-        if not self.starts_left:
-            self.lanes.submit_nowait(trio.sleep, 1, session="alice")
+        lanes, self.lanes = self.lanes, None
+        if self.inbox is not None:
+            self.inbox.hold()
+        if lanes is not None:
+            lanes.submit_nowait(trio.sleep, 1, session="alice")
 
-    lanes: Lanes
 
-
-@pytest.mark.parametrize("start", [1, 2])
-async def test_held_messages_are_cancelled_if_no_job_for_them_fits(
-    stage: Stage, autojump_clock: MockClock, start: int
+async def test_a_hold_as_its_job_starts_cancels_messages_for_which_no_other_job_fits(
+    stage: Stage, autojump_clock: MockClock
 ) -> None:
-    filling = Filling(start)
+    filling = Filling()
+    sessions = LaneConfig(max_waiting=1)
+    async with open_lanes({"main": 1}, sessions=sessions, instruments=[filling]) as lanes:
+        filling.lanes = lanes
+        filling.inbox = inbox = Inbox(lanes, "alice", stage.handler)
+        settled = await inbox.post("one").settled()
+        assert settled.kind is SettledKind.CANCELLED
+        assert isinstance(settled.error, LaneFullError)
+        assert stage.started == []
+        assert inbox.is_held
+
+
+async def test_held_messages_are_cancelled_if_no_job_for_them_fits_when_the_turn_ends(
+    stage: Stage, autojump_clock: MockClock
+) -> None:
+    filling = Filling()
     sessions = LaneConfig(max_waiting=1)
     async with open_lanes({"main": 1}, sessions=sessions, instruments=[filling]) as lanes:
         filling.lanes = lanes

@@ -31,12 +31,12 @@ import trio
 from outcome import Error, Value
 from trio.lowlevel import Task, enable_ki_protection
 
-from .._config.check import sync, whole
+from .._config.check import finite_seconds, sync, whole
 from .._config.errors import JobCancelledError
 from .._config.exact import Amount, Exact
 from .._config.protected import protected_context
 from .._config.reasons import REASONS, Cause
-from .options import SESSION_IS_OWNER
+from .options import NO_EXTRAS, SESSION_IS_OWNER, ExtraOptions
 from .state import (
     CANCELLED,
     HELD,
@@ -55,7 +55,6 @@ from .wait_log import waits
 if TYPE_CHECKING:
     from .._limits.rate import Rates
     from .._queue.timers import Timer
-    from .options import ExtraOptions
     from .wait import KeptWaits, Wait, Waiter
     from .wait_log import Log
 
@@ -128,6 +127,7 @@ class Keeper(Protocol):
     def check_thread(self) -> None: ...
     def cancel(self, job: AnyJob, reason: str | None) -> bool: ...
     def set_priority(self, job: AnyJob, priority: int) -> None: ...
+    def put_off(self, job: AnyJob, delay: float) -> None: ...
     def charge(self, job: AnyJob, units: Mapping[str, Amount]) -> None: ...
     def overloaded(self, job: AnyJob) -> None: ...
     def lend(self, job: AnyJob, reason: str | None) -> None: ...
@@ -462,6 +462,29 @@ class Job(Generic[T_co]):
             raise RuntimeError(f"the priority of {self!r} can be set only while it waits")
         if value != self._priority:
             self._keeper.set_priority(self, value)
+
+    @enable_ki_protection
+    def put_off(self, delay: float) -> bool:
+        """Let it take its place in its queue ``delay`` seconds from now, if it waits.
+
+        Until then it is as a job with a ``delay``, but it keeps its room in full lanes. A later
+        call sets another time; with a delay of 0 it takes its place now, at the tail. Not a
+        checkpoint.
+
+        Returns:
+          Whether it waited. If not, nothing has changed.
+
+        Raises:
+          TypeError, ValueError: for a delay that is no number of seconds from 0 on.
+        """
+        self._keeper.check_thread()
+        delay = finite_seconds("delay", delay)
+        if self._state is not WAITING:
+            return False
+        if self._options is NO_EXTRAS:
+            self._options = ExtraOptions()
+        self._keeper.put_off(self, delay)
+        return True
 
     @property
     def cancel_called(self) -> bool:

@@ -591,11 +591,33 @@ class Scheduler:
     def _due(self, job: AnyJob) -> None:
         with self.batch():
             _forget_delay(job)
-            # A job with a key keeps the place of its first submission.
-            self._join(job, self._next_id() if job._options.coalesce is None else job.id)
+            self._take_place(job)
+        self._has_place(job)
+
+    def _take_place(self, job: AnyJob) -> None:
+        # A job with a key keeps the place of its first submission.
+        self._join(job, self._next_id() if job._options.coalesce is None else job.id)
+
+    def _has_place(self, job: AnyJob) -> None:
         self.waits.check_accepted(job)
         if not job._options.queue_timeout:
             self._out_of_time(job)
+
+    def put_off(self, job: AnyJob, delay: float) -> None:
+        """`Job.put_off`, of a job that waits: its room is not free in between."""
+        with self.batch():
+            self._cancel_timers(job)
+            self._take_out(job)
+            job._options.delay = self.now - job.submitted_at + delay
+            if job._session_lane is not None:
+                job._session_lane.touch()  # another job may be its first now
+            job._lane.touch()
+            if delay:
+                self._postpone(job)
+            else:
+                self._take_place(job)
+        if not delay:
+            self._has_place(job)
 
     def _set_timer(self, job: AnyJob, delay: float, call: Callable[[AnyJob], None]) -> None:
         timer = self.timers.call_at(self.now + delay, partial(call, job))

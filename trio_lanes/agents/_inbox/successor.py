@@ -1,9 +1,11 @@
 """The successor: the one job that an inbox keeps submitted while messages wait in it.
 
-* While the head of the queue is not due, the successor is delayed until then; without an end, while
-  the inbox is held.
-* If the due time changes, a new job is submitted first, and then the old job is cancelled. If no
-  message waits any more, the job is cancelled. A job that was granted its slots is never
+* While the head of the queue is not due, the successor is delayed until then.
+* While the inbox is held, it is delayed without an end. A job that waits is put off, and keeps its
+  room: in a full lane a new one would find none.
+* If the due time changes otherwise, a new job is submitted first, and then the old is cancelled. If
+  none fits at the end of a hold, the old one is put off once more, until the head is due.
+* If no message waits any more, the job is cancelled. A job that was granted its slots is never
   cancelled here: its body reads the queue when it begins, so it also handles messages that are
   posted until then.
 * When the successor has settled, the inbox updates itself: the job may have been reset or cleared.
@@ -16,6 +18,7 @@ runs them itself, even messages that are not due yet.
 
 from __future__ import annotations
 
+import math
 from contextvars import Context
 from typing import Any, Final, Protocol, final
 
@@ -40,6 +43,8 @@ class InboxOfSuccessor(Protocol):
     def _turn(self) -> object | None: ...
     @property
     def _turn_name(self) -> str: ...
+    @property
+    def _due(self) -> float: ...
     async def _serve(self, due: float) -> None: ...
     def _sync(self, settled: Job[None], /) -> None: ...
 
@@ -71,9 +76,17 @@ class Successor:
             job.state is not JobState.WAITING or max(due, now) == max(self._due, now)
         ):
             return
+        if job is not None and due == math.inf:
+            self._put_off(job, due, ENDLESS)
+            return
         try:
             new = context.copy().run(self._submit, due, now)
         except LaneError:
+            held = self._due == math.inf and self.job is job
+            if job is not None and held and job.state is JobState.WAITING:
+                due = self._inbox._due  # the job has room; a hook may hold it again
+                self._put_off(job, due, min(max(0.0, due - now), ENDLESS))
+                return
             # the end of an active turn checks the queue again
             if self.job is not None and (due > now or self._inbox._turn is not None):
                 return
@@ -81,6 +94,10 @@ class Successor:
         old = self.job  # read only now: an instrument may have posted during the submission
         self.job, self._due = new, due
         _cancel(old)
+
+    def _put_off(self, job: Job[None], due: float, delay: float) -> None:
+        self._due = due  # first: a hook may hold the inbox, or end the hold
+        job.put_off(delay)
 
     def withdraw(self) -> None:
         """Cancel the job: no message waits any more."""
@@ -98,7 +115,7 @@ class Successor:
         inbox = self._inbox
         job = inbox._lanes.submit_nowait(
             inbox._serve,
-            due,
+            due if due < math.inf else NOW,  # it begins when it has been put off until then
             session=inbox.session,
             lane=inbox.lane,
             delay=min(max(0.0, due - now), ENDLESS),
