@@ -9,6 +9,7 @@ python examples/reviewer.py history jobs.db ann               also while the bot
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -59,7 +60,10 @@ async def answer(lanes: DurableLanes, turn: DurableTurn) -> str:
 async def bot(store: str) -> None:
     opened: list[DurableLanes] = []
     handlers = {"answer": inbox_handler(lambda turn: answer(opened[0], turn))}
-    async with open_durable_lanes(SqliteStore(store), handlers, {"main": 4}) as lanes:
+    # a turn that waits for a person meets many restarts, and none of them is its fault
+    async with open_durable_lanes(
+        SqliteStore(store), handlers, {"main": 4}, max_crashes=math.inf
+    ) as lanes:
         opened.append(lanes)
         print("ready", flush=True)
         await trio.sleep_forever()
