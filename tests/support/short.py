@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).parents[2]
 ELSEWHERE: Final = (
     "tests/durable/postgres",
     "tests/durable/test_kills.py",
+    "tests/examples/asyncio_agents",
     "tests/examples/chat_agent",
     "tests/examples/gateway",
     "tests/examples/test_asyncio_applications.py",
@@ -28,6 +29,7 @@ ELSEWHERE: Final = (
     "tests/examples/test_portal_in_flask.py",
     "tests/incidents/test_in_browser.py",
     "tests/incidents/test_store_in_browser.py",
+    "tests/incidents/test_told.py",
     "tests/monitor/test_behind_proxies.py",
     "tests/monitor/test_browser.py",
     "tests/monitor/test_in_fastapi.py",
