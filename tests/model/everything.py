@@ -122,7 +122,8 @@ class Dice:
     def from_outside(self, calm: bool) -> Act:
         """What is done to lanes; ``calm`` is without what may cost a waiting job its slots."""
         verbs = ["submit", "submit", "submit", "submit", "submit", "sleep", "sleep", "pass"]
-        verbs += ["run", "enter", "cancel", "clear", "set_priority", "pause", "resume"]
+        verbs += ["run", "enter", "cancel", "clear", "set_priority", "put_off"]
+        verbs += ["pause", "resume"]
         verbs += ["pause_for", "borrow"]
         if not calm:
             verbs += ["reset", "configure", "configure", "concurrency", "regroup"]
@@ -138,6 +139,8 @@ class Dice:
                 return Act(verb, (self.pick(range(60)),))
             case "set_priority":
                 return Act(verb, (self.pick(range(60)), self.pick([0, 1, -1])))
+            case "put_off":
+                return Act(verb, (self.pick(range(60)), self.seconds()))
             case "clear":
                 return Act(verb, (self.name(), self.pick([..., ..., "x", "a", None])))
             case "pause" | "resume" | "reset":

@@ -272,6 +272,9 @@ class History:
             case Act("set_priority", (number, priority)):
                 for job in self.watcher.jobs[number : number + 1]:
                     job.priority = priority
+            case Act("put_off", (number, delay)):
+                for job in self.watcher.jobs[number : number + 1]:
+                    job.put_off(delay)
             case Act("clear", (name, owner)):
                 lanes.clear(name, owner=owner)
             case Act("pause", (name,)):
