@@ -234,9 +234,10 @@ async def test_a_session_that_is_opened_later_shows_what_was_said_before_and_goe
         await window.open(["ann", "bob", "dan"])
         await trio.sleep(1)
         kinds = [(item["kind"], item["state"]) for item in viewer.items["ann"].values()]
-        assert kinds == [("user", "asked"), ("agent", "done"), ("user", "asked"),
-                         ("tool", "done"), ("user", "steered"), ("agent", "done"),
-                         ("tool", "done"), ("agent", "done")]  # fmt: skip
+        # the message that steers goes before the one that waits
+        assert kinds == [("user", "asked"), ("agent", "done"),
+                         ("user", "steered"), ("tool", "done"), ("agent", "done"),
+                         ("user", "asked"), ("tool", "done"), ("agent", "done")]  # fmt: skip
         assert viewer.said("bob")[1] == ("tool", "error: send_mail was not allowed")
         assert viewer.said("dan")[0] == ("user", "slow 90")
         before = viewer.said("bob")
