@@ -5,8 +5,7 @@ has a weight for each word (BM25, with the fields of `FIELDS`), a page need not 
 what other tools call it, by the table of ``words.md``, counts for the page that answers. The
 weights are reckoned when the site is built; ``search.js`` adds them.
 
-Search programs for built sites were left out: they need a server, where these pages are opened as
-files, too; none takes a table of synonyms for pages.
+No search program for built sites was tried.
 """
 
 from __future__ import annotations

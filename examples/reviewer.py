@@ -92,7 +92,10 @@ async def review(store: str, job: str = "", call: str = "", decision: str = "") 
                 print(one.session, one.job, one.call, one.data["order"])
             return
         done = await registry.submit(int(job), {call: decision})
-        print("decided" if done else f"not decided: {done.reason}, {dict(done.decided)}")
+        if done.reason is None:
+            print("decided")
+        else:
+            print(f"refused: {done.reason.value}", *done.decided.values())
 
 
 async def history(store: str, session: str) -> None:

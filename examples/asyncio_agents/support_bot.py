@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, closing
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import attrs
 import uvicorn
@@ -119,10 +120,13 @@ class Hook(BaseModel):
 
 
 @app.post("/hook", status_code=202)
-async def hook(message: Hook) -> None:
-    """Accept a message: when this returns, it is in the file."""
+async def hook(message: Hook) -> int:
+    """Accept a message: when this returns, it is in the file, under the number of its job."""
     inbox = DurableInbox(app.state.lanes, message.customer, "answer")
-    await inbox.post(message.text, id=message.id, when_busy=message.when_busy)
+    receipt = await inbox.post(message.text, id=message.id, when_busy=message.when_busy)
+    if receipt.job is None:
+        raise HTTPException(409, "refused")  # `when_busy` is "reject", or too many wait
+    return receipt.job.id
 
 
 @app.get("/chats/{customer}")
@@ -140,14 +144,16 @@ async def stop(customer: str) -> bool:
 
 @app.get("/questions")
 async def questions() -> list[dict[str, Any]]:
-    return [attrs.asdict(one) for one in await SharedRunRegistry(app.state.lanes).questions()]
+    found = await SharedRunRegistry(app.state.lanes).questions()
+    # the second question about a call is "call_0#2", and "#" ends the path of a URL
+    return [attrs.asdict(one) | {"url": f"/questions/{one.job}/{quote(one.call)}"} for one in found]
 
 
-@app.post("/questions/{job}/{call}")
+@app.post("/questions/{job}/{call:path}")
 async def decide(job: int, call: str, decision: Literal["yes", "no"]) -> None:
     sent = await SharedRunRegistry(app.state.lanes).submit(job, {call: decision})
-    if not sent:
-        raise HTTPException(409, f"{sent.reason}")
+    if sent.reason is not None:
+        raise HTTPException(409, {"reason": sent.reason.value, "decided": dict(sent.decided)})
 
 
 if __name__ == "__main__":

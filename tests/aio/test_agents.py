@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.support.loops import ALL_LOOPS
 from trio_lanes import JobCancelledError, LanesClosedError, agents
 from trio_lanes import open_lanes as open_trio_lanes
 from trio_lanes.aio import agents as door
@@ -35,9 +36,6 @@ from trio_lanes.aio.agents import (
 )
 from trio_lanes.durable import MemoryStore
 from trio_lanes.durable import open_durable_lanes as open_trio_durable_lanes
-
-from .test_kin import EAGER
-from .test_loops import LOOPS
 
 OF_ASYNCIO = "use trio_lanes.aio.agents: .* are lanes of asyncio"
 OF_TRIO = "for lanes of Trio use trio_lanes.agents"
@@ -224,17 +222,8 @@ async def cancel_the_job(inbox: Inbox, turn: Turn) -> None:
     turn.job.cancel("enough")
 
 
-def with_eager_tasks() -> asyncio.AbstractEventLoop:
-    loop = asyncio.SelectorEventLoop()
-    loop.set_task_factory(*EAGER)
-    return loop
-
-
-EAGER_LOOPS = [pytest.param(with_eager_tasks, id="eager tasks") for _ in EAGER]
-
-
 @pytest.mark.real_processes
-@pytest.mark.parametrize("new_loop", [*LOOPS, *EAGER_LOOPS])
+@pytest.mark.parametrize("new_loop", ALL_LOOPS)
 @pytest.mark.parametrize("way", [abort, abort_the_inbox, interrupt, cancel_the_job])
 def test_the_end_of_a_turn_closes_its_streams_and_waits_for_its_tools_and_their_threads(
     new_loop: Callable[[], asyncio.AbstractEventLoop], way: Callable[..., Any]

@@ -13,6 +13,7 @@ import trio
 
 import trio_lanes
 from tests.support.doors import VirtualLoop
+from tests.support.loops import EAGER
 from trio_lanes import (
     JobCancelledError,
     JobState,
@@ -323,8 +324,6 @@ def plain_factory(
     return asyncio.Task(coro, loop=loop, **options)
 
 
-# Python 3.12 has a factory that runs the first step of a task where it is made
-EAGER = [getattr(asyncio, n) for n in ("eager_task_factory",) if hasattr(asyncio, n)]
 FACTORIES = [None, plain_factory, *EAGER]
 
 

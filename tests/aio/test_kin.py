@@ -13,6 +13,7 @@ import outcome
 import pytest
 import trio
 
+from tests.support.loops import EAGER
 from trio_lanes import (
     Job,
     JobState,
@@ -33,8 +34,6 @@ def plain_factory(
     return asyncio.Task(coro, loop=loop, **options)
 
 
-# Python 3.12 has a factory that runs the first step of a task where it is made
-EAGER = [getattr(asyncio, n) for n in ("eager_task_factory",) if hasattr(asyncio, n)]
 with_tasks_of_all_kinds = pytest.mark.parametrize("factory", [None, plain_factory, *EAGER])
 
 

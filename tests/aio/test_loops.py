@@ -15,22 +15,11 @@ import outcome
 import pytest
 import trio
 
+from tests.support.loops import LOOPS
 from tests.support.programs import PATIENCE
 from trio_lanes import Job, JobCancelledError, LanesClosedError
 from trio_lanes.aio import Lanes, open_lanes
 from trio_lanes.aio._guest import guest_here
-
-
-def uvloop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()
-
-
-LOOPS = [
-    pytest.param(asyncio.SelectorEventLoop, id="asyncio"),
-    pytest.param(uvloop, id="uvloop", marks=pytest.mark.needs("uvloop")),
-]
 
 
 class LoopWithoutReaders(asyncio.SelectorEventLoop):

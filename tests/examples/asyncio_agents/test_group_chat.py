@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -10,6 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from examples.asyncio_agents import group_chat
 from tests.examples.gateway.gateways import gateway
 from tests.examples.test_asyncio_applications import served
+from tests.support.loops import ALL_LOOPS
 from tests.support.programs import PATIENCE, ROOT
 
 pytestmark = pytest.mark.real_processes
@@ -17,8 +19,9 @@ pytestmark = pytest.mark.real_processes
 SHOWN = ROOT / "examples" / "asyncio_agents" / "group_chat.txt"
 
 
+@pytest.mark.parametrize("new_loop", ALL_LOOPS)
 def test_the_bot_answers_once_for_all_and_has_a_digest_of_what_was_too_much(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, new_loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     shown = SHOWN.read_text("utf-8").splitlines()
@@ -44,5 +47,6 @@ def test_the_bot_answers_once_for_all_and_has_a_digest_of_what_was_too_much(
 
     with gateway() as url:
         monkeypatch.setattr(group_chat, "MODEL_URL", url)
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
     assert seen == shown

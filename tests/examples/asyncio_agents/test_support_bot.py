@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +15,12 @@ import httpx2
 import pytest
 import trio
 
+from examples.asyncio_agents import support_bot
 from tests.examples.gateway.gateways import gateway
+from tests.examples.test_asyncio_applications import served
+from tests.support.loops import ALL_LOOPS
 from tests.support.programs import PATIENCE, ROOT, Program, running
+from trio_lanes.agents import Message
 
 pytestmark = pytest.mark.real_processes
 
@@ -101,8 +106,7 @@ async def test_a_question_survives_kill_9_as_the_page_shows_and_the_money_is_sen
                 await program.process.wait()
                 await stack.aclose()
             else:
-                if SHOWN_JOB in shown and not job:
-                    job = str((await until(lambda: questions(client)))[0]["job"])  # noqa: B023
+                job = job or await curl(client, command)  # the first one: it prints the number
                 asked = command.replace(SHOWN_JOB, job)
                 wanted = shown.strip().replace(SHOWN_JOB, job)
 
@@ -112,11 +116,44 @@ async def test_a_question_survives_kill_9_as_the_page_shows_and_the_money_is_sen
                 await until(printed)  # the bot may not be so far
         assert refunds(folder) == [5]
         await post(client, "m1", "Please refund order 5")  # its sender delivers it again
-        button = f"/questions/{job}/call_0_refund"
-        assert (await client.post(f"{button}?decision=no")).status_code == 409
         await post(client, "m2", "thanks")
         assert "thanks" in (await answered(client, 2))[-1]
         assert refunds(folder) == [5]
+
+
+@pytest.mark.parametrize("new_loop", ALL_LOOPS)
+def test_another_call_with_the_same_id_is_decided_by_the_url_of_its_question(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    monkeypatch.setattr(support_bot, "FOLDER", folder)
+
+    async def ask_model(messages: Sequence[Message]) -> dict[str, Any]:
+        """Ask for two refunds, one after the other, under one id."""
+        order = sum(message.role == "tool" for message in messages)
+        if order == 2:
+            return {"content": "done"}
+        function = {"name": "refund", "arguments": json.dumps({"order": order})}
+        return {"content": "", "tool_calls": [{"id": "a/b", "function": function}]}
+
+    monkeypatch.setattr(support_bot, "ask_model", ask_model)
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE), served(support_bot.app) as client:
+            await post(client, "m1", "Please refund both")
+            for order, call, decision in ((0, "a/b", "no"), (1, "a/b#2", "yes")):
+                while (asked := await questions(client)) == [] or asked[0]["call"] != call:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                assert asked[0]["data"] == {"refund": order}
+                reply = await client.post(f"{asked[0]['url']}?decision={decision}")
+                assert reply.status_code == 200
+            while (await client.get("/chats/ann")).json()[-1] != "assistant: done":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    assert refunds(folder) == [1]
 
 
 async def test_answers_are_in_order_may_be_interrupted_and_send_no_money_without_a_yes(
@@ -146,7 +183,6 @@ async def test_answers_are_in_order_may_be_interrupted_and_send_no_money_without
         assert "thanks" in (await answered(client, 4))[-1]
         await post(client, "refund", "Please refund order 5")
         (asked,) = await until(lambda: questions(client))
-        button = f"/questions/{asked['job']}/{asked['call']}"
-        assert (await client.post(f"{button}?decision=no")).status_code == 200
+        assert (await client.post(f"{asked['url']}?decision=no")).status_code == 200
         assert "a person has refused it" in (await answered(client, 5))[-1]
     assert not (folder / "refunds.db").exists()
