@@ -48,10 +48,12 @@ async def served(app: Any) -> AsyncIterator[httpx2.AsyncClient]:
     await until(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     many = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, limits=many) as client:
-        yield client
-    server.should_exit = True
-    await serving
+    try:
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE, limits=many) as client:
+            yield client
+    finally:  # uvloop would not close over a server that was left, where warnings are errors
+        server.should_exit = True
+        await serving
 
 
 def test_the_fastapi_example_answers_each_user_in_order_and_with_503_when_it_is_full(
