@@ -244,7 +244,7 @@ class Backlog:
             await self._engine.check_outputs(ask, is_new=False)
             self._engine.post(ask)
         except BadInputError as bad:  # the turn that waited for its outputs has died
-            answer.end("failed", str(bad))
+            answer.end("failed", bad.problem)
         except LaneError:  # clients read it, and cancel it, while it waits for room
             self._roomless[id] = answer
             answer.stop = lambda reason: answer.end("cancelled")

@@ -39,11 +39,16 @@ async def reply(
         return EventStream(stream(answer), lost)
     if not body.get("background") and not await unless_lost(request, answer.ended.wait):
         answer.stop("the client hung up")
-    if answer.is_suspended:  # the next process goes on with it, and knows its key
-        raise Refused(503, "the gateway is closing; try again", "shutting_down")
+    check_here(answer)
     if answer.status == "failed" and answer.error is not None:
         raise failed(answer.error)
     return JSONResponse(whole(answer))
+
+
+def check_here(answer: Answer) -> None:
+    """Raise if a response goes on in the next process, which knows its key."""
+    if answer.is_suspended:
+        raise Refused(503, "the gateway is closing; try again", "shutting_down")
 
 
 class Responses:
@@ -93,6 +98,7 @@ class Responses:
         answer = self._find(request.path_params["id"])
         answer.cancel("cancelled by the client")
         await answer.ended.wait()
+        check_here(answer)
         return JSONResponse(answer.object())
 
     async def delete(self, request: Request) -> Response:
@@ -100,6 +106,7 @@ class Responses:
         answer = self._find(request.path_params["id"])
         answer.cancel("deleted by the client")
         await answer.ended.wait()
+        check_here(answer)
         self._backlog.forget(answer.id)
         return JSONResponse({"id": answer.id, "object": "response", "deleted": True})
 

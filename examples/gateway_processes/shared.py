@@ -49,7 +49,7 @@ from ..openai_api.log import EventLog, Found
 from ..openai_api.once import Key
 from ..openai_api.wire import Answer, Json
 from .places import Places
-from .turns import LATE, LOOK_SECONDS, SharedReach, open_runs, wait_name
+from .turns import LOOK_SECONDS, SharedReach, open_runs, too_late, wait_name
 
 logger: Final = logging.getLogger(__name__)
 LARGEST: Final = 1_000_000  # of the text that a conversation keeps of a request
@@ -106,7 +106,7 @@ class SharedBacklog(Backlog, Elsewhere):
             raise Refused(413, text)
         wait = next(filter(None, map(self._waiting, outputs_of(ask.items))), None)
         if ask.resumes and wait is None:
-            raise Refused(409, LATE, "too_late")
+            raise too_late()
         more: Json = {
             "wait": wait,
             "succeeds": ask.answer.succeeds,
@@ -158,7 +158,7 @@ class SharedBacklog(Backlog, Elsewhere):
         job, id = int(wait["job"]), ask.answer.id
         while not await self.durable.send(job, {"outputs": id}, key=id):
             if await self.open_wait(wait["calls"][0]) is None:
-                raise Refused(409, LATE, "too_late")
+                raise too_late()
             await trio.sleep(ROOM_SECONDS)  # its process has died; another takes the turn over
         return job
 
@@ -215,18 +215,21 @@ class SharedBacklog(Backlog, Elsewhere):
         return answer
 
     async def _read_on(self, answer: Answer, found: Found) -> None:
-        ends: list[tuple[str, str]] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._wait_job, found, ends)
-            while not answer.ended.is_set():
-                last_look = bool(ends)
-                self._learn(answer, found)
-                if last_look and not answer.ended.is_set():  # its job has ended without a word
-                    EventLog(self._folder, answer.id).record(answer)
-                    answer.end(*ends[0])
-                await trio.sleep(LOOK_SECONDS)
-            nursery.cancel_scope.cancel()
-        del self._followed[answer.id]
+        ends: list[tuple[str, str | Json]] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._wait_job, answer, found, ends)
+                while not answer.ended.is_set():
+                    last_look = bool(ends)
+                    self._learn(answer, found)
+                    if last_look and not answer.ended.is_set():  # its job has ended without a word
+                        EventLog(self._folder, answer.id).record(answer)
+                        answer.end(*ends[0])
+                    await trio.sleep(LOOK_SECONDS)
+                nursery.cancel_scope.cancel()
+        finally:
+            del self._followed[answer.id]
+            answer.suspend()  # if this process ends: nobody here waits for what it does not read
         known = self._engine.answers  # of which requests may refer to items
         known[answer.id] = answer
         while len(known) > KEPT:
@@ -237,13 +240,17 @@ class SharedBacklog(Backlog, Elsewhere):
         for event in EventLog(self._folder, answer.id).read(found).events[answer.feed.last + 1 :]:
             answer.learn(event)
 
-    async def _wait_job(self, found: Found, ends: list[tuple[str, str]]) -> None:
+    async def _wait_job(
+        self, answer: Answer, found: Found, ends: list[tuple[str, str | Json]]
+    ) -> None:
         """Wait until the job of the turn has ended; add the end that the response then has."""
         while not ends:
             try:
                 if found.job is not None:
                     await self.durable.job(found.job).wait()
-                    ends.append(("failed", "the process that ran the turn has ended"))
+                    is_late = answer.status == "queued" and (found.request or {}).get("wait")
+                    why = "the process that ran the turn has ended"
+                    ends.append(("failed", too_late().problem if is_late else why))
                 else:
                     await trio.sleep(LOOK_SECONDS)
             except JobTakenError as taken:  # by a turn that answers this request, too

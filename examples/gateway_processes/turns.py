@@ -24,13 +24,12 @@ from ..chat_agent.model import ToolCall
 from ..gateway.asks import Ask, Live, Pending, Reach
 from ..gateway.backlog import OPEN, ROOM_SECONDS
 from ..gateway.engine import TURNS, Engine
-from ..openai_api.errors import BadInputError
+from ..openai_api.errors import BadInputError, Refused
 from ..openai_api.items import exchange_of
 from ..openai_api.log import EventLog
 from ..openai_api.wire import Answer, Json, session_of
 
 LOOK_SECONDS: Final = 0.05  # between two looks at a file, or at the older runs of a thread
-LATE: Final = "the turn does not wait for these outputs any more"
 
 
 class SharedReach(Reach):
@@ -68,7 +67,7 @@ class SharedReach(Reach):
                 is_known = isinstance(error, LaneError | OSError)  # of a store that is away
                 raise Retry(ROOM_SECONDS, counts=not is_known) from error
         for ask in self._early:
-            ask.answer.end("failed", LATE)
+            ask.answer.end("failed", too_late().problem)
         for log in [log for wait in self._waits for log in self._logs(wait)]:
             log.delete()
 
@@ -184,7 +183,7 @@ class SharedReach(Reach):
             if not self._engine.resume(ask):
                 self._early.append(ask)
         except BadInputError as error:
-            ask.answer.end("failed", str(error))
+            ask.answer.end("failed", error.problem)
 
     async def take(self) -> list[Ask]:
         return self._open(id for id in await self._turn.take() if id not in self._known)
@@ -240,6 +239,11 @@ class SharedReach(Reach):
     def _logs(self, wait: Json) -> list[EventLog]:
         names = [*wait["calls"], f"session:{self._session}"]
         return [EventLog(self._folder, wait_name(name)) for name in names]
+
+
+def too_late() -> Refused:
+    """Return the error for outputs that no turn waits for any more."""
+    return Refused(409, "the turn does not wait for these outputs any more", "too_late")
 
 
 def wait_name(name: str) -> str:

@@ -19,7 +19,7 @@ KINDS: Final = {404: "not_found_error", 409: "conflict_error", 429: "rate_limit_
 BUSY: Final = "upstream_rate_limit_exceeded"
 STATUS: Final = {  # of a turn that has failed, by its code; others: 400 or 500
     "upstream_error": 502, "upstream_silent": 504, "turn_timeout": 504, BUSY: 429,
-    "previous_response_not_found": 404,
+    "previous_response_not_found": 404, "too_late": 409,
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A test that hangs in virtual time fails, with the stacks of its tasks, and costs no worker.
 
-There are two ways to hang. Either all tasks wait for what never comes, or something runs for ever
-at one moment of virtual time.
+There are three ways to hang. All tasks wait for what never comes, or something runs for ever at one
+moment of virtual time, or all wait but a task that ticks for ever.
 
 *All wait.* With ``autojump_clock`` Trio's loop then spins: nothing has a deadline to which the
 clock could jump. With ``mock_clock`` it sleeps for a day. Here such a loop waits for a second at a
@@ -12,6 +12,8 @@ then, since it is shielded, ends by a crash of the run. The loop of the other do
 
 *Something runs.* Each `SPINS` seconds of the processor a signal looks at the clock of the run; if
 it shows the same run and time as before, the signal's handler raises.
+
+*Something ticks.* A test that knows its time in virtual time says it: `within`.
 
 Whatever the test makes of that, it fails by what was found. The text has the arguments of our
 functions, so that the example of a property test is told as well. A later hang of one test, as
@@ -27,7 +29,8 @@ import math
 import reprlib
 import signal
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic, process_time
 from types import CodeType, FrameType
@@ -219,6 +222,23 @@ def _look(signum: int, frame: FrameType | None) -> None:
     text = stacks(f"something runs for ever at {moment[1]} s", frame)
     signal.setitimer(signal.ITIMER_VIRTUAL, SPINS / 10, SPINS / 10)
     raise Hang(text)
+
+
+# ---- something ticks
+
+
+@asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """Fail if the block takes longer in virtual time: what ticks meanwhile hides that it hangs."""
+
+    async def watch() -> None:
+        await trio.sleep(seconds)
+        raise Hang(stacks(f"it has not ended after {seconds:g} s"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 # ---- pytest

@@ -48,6 +48,12 @@ async def test_runs_at_one_moment(autojump_clock):
     while True:
         await trio.lowlevel.checkpoint()
 
+async def test_ticks(autojump_clock):
+    async with hangs.within(100), trio.open_nursery() as nursery:
+        nursery.start_soon(waits_inside, name="the one beside it")
+        while True:
+            await trio.sleep(30)
+
 async def test_runs_without_a_step(autojump_clock):
     while True:
         pass
@@ -77,6 +83,11 @@ async def test_is_woken_by_a_thread(autojump_clock):
 @pytest.mark.both_doors
 async def test_passes(autojump_clock):
     await trio.sleep(1000)
+
+async def test_passes_in_its_time(autojump_clock):
+    async with hangs.within(100):
+        await trio.sleep(99)
+    await trio.sleep(99)
 """
 
 
@@ -103,7 +114,7 @@ def section(told: str, name: str) -> str:
 
 
 def test_each_test_that_hangs_fails_and_the_others_pass(told: str) -> None:
-    assert "9 failed, 3 passed" in told, told
+    assert "10 failed, 4 passed" in told, told
 
 
 @pytest.mark.parametrize(
@@ -117,6 +128,7 @@ def test_each_test_that_hangs_fails_and_the_others_pass(told: str) -> None:
         ("test_waits_in_a_shield", ["all tasks wait for ever", "await trio.sleep_forever()"]),
         ("test_waits_in_an_example", ["all tasks wait for ever", "number=7"]),
         ("test_runs_at_one_moment", ["something runs for ever at 0.0 s"]),
+        ("test_ticks", ["it has not ended after 100 s", "task the one beside it"]),
         ("test_runs_without_a_step", ["something runs for ever at 0.0 s", "while True"]),
         ("test_asyncio_waits", ["all tasks wait for ever", "task the other that waits"]),
         ("test_asyncio_waits_after_a_timer", ["all tasks wait", "await asyncio.Future()"]),

@@ -14,9 +14,11 @@ import trio
 from trio.testing import MockClock
 
 from examples.chat_agent.model import ToolCall
+from examples.openai_api.wire import TERMINAL
+from tests.support import hangs
 from trio_lanes import JobCancelledError
 
-from .inside import Script
+from .inside import Reply, Script
 from .several import Process, several
 
 Json = dict[str, Any]
@@ -82,6 +84,66 @@ async def test_outputs_of_tools_reach_the_turn_in_every_process(
             assert model.prompts[-1][-1].text == "sunny"
             late = await first.request("POST", "/v1/responses", outputs_of(asked.body))
             assert late.status == 400
+
+
+@pytest.mark.many_seeds(5)
+@pytest.mark.parametrize("background", [False, True])
+async def test_outputs_that_two_clients_of_a_turn_bring_at_once_are_taken_once(
+    autojump_clock: MockClock, tmp_path: Path, background: bool
+) -> None:
+    model, statuses = Script(["one ", 5.0], [CALL], ["it is sunny"]), list[Any]()
+    async with several(model, tmp_path) as processes:
+        here, there = processes
+        await until(here, await ask(here, "hello"), "one ")
+        more = {"mode": "collect", "tools": [TOOL]}
+        both = [await ask(one, f"weather {place}", **more) for place, one in enumerate(processes)]
+        both = [await end(here, one) for one in both]  # which share a turn, and so its call
+
+        async def bring(process: Process, response: Json) -> None:
+            body = outputs_of(response, background=background)
+            reply = await process.request("POST", "/v1/responses", body)
+            found = await end(there, reply.body) if reply.status == 200 else reply.body
+            error = found["error"]  # of a response, too, that was begun before it was refused
+            statuses.append(error["type"] if error else reply.status)
+
+        async with trio.open_nursery() as nursery:
+            for process, response in zip(processes, both, strict=True):
+                nursery.start_soon(bring, process, response)
+    assert 200 in statuses
+    assert {*statuses} & {"invalid_request_error", "conflict_error"}
+    assert len(model.prompts) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/responses/{}/cancel"),
+        ("DELETE", "/v1/responses/{}"),
+        ("POST", "/v1/responses"),
+    ],
+)
+async def test_what_a_client_waits_for_at_a_process_that_ends_is_refused_and_asked_again(
+    autojump_clock: MockClock, tmp_path: Path, method: str, path: str
+) -> None:
+    model, statuses = Script(["one ", 5.0, "two"]), []
+    async with several(model, tmp_path) as processes:
+        first = await ask(processes[0], "hello")
+        await until(processes[0], first, "one ")
+        (left,) = [process for process in processes if process.runs]
+        (gone,) = [process for process in processes if process is not left]
+        path, body = path.format(first["id"]), {"input": "more", "conversation": "c"}
+
+        async def post(process: Process) -> None:
+            reply = await process.request(method, path, body)
+            statuses.append(reply.status)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(post, gone)
+            await trio.sleep(0.01)  # the response is looked at each 0.05 s
+            gone.end()
+        assert trio.current_time() < 5.0
+        await post(left)
+    assert statuses == [503, 200]
 
 
 async def test_a_conversation_stays_in_a_process_whichever_accepts_its_questions(
@@ -598,6 +660,12 @@ async def test_random_histories_over_processes_that_come_and_go(
     asked: dict[str, str] = {}  # {response: text}
     modes = [None, None, "steer", "collect", "interrupt", "rollback", "replace", "reject"]
 
+    async def post(where: str, body: Json | None = None) -> Reply:
+        """Ask a process, and another if it ends meanwhile, and has done nothing."""
+        while (reply := await rng.choice(left).request("POST", where, body)).status == 503:
+            pass
+        return reply
+
     async def client(number: int) -> None:
         for count in range(6):
             await trio.sleep(rng.random() * 2)
@@ -610,31 +678,28 @@ async def test_random_histories_over_processes_that_come_and_go(
                 continue
             body = {"input": text, "conversation": name, "background": True, "tools": [TOOL]}
             body["metadata"] = {"when_busy": mode} if (mode := rng.choice(modes)) else {}
-            while True:
-                reply = await rng.choice(left).request("POST", "/v1/responses", body)
-                if reply.status == 200:
-                    break
-                assert reply.status in (400, 409, 503), reply.raw
-                if reply.status != 503:
-                    return  # busy, or calls wait
+            reply = await post("/v1/responses", body)
+            if reply.status != 200:
+                assert reply.status in (400, 409), reply.raw
+                return  # busy, or calls wait
             response = dict(reply.body)
             asked[response["id"]] = text
             if rng.random() < 0.2:
                 await trio.sleep(rng.random())
-                where = f"/v1/responses/{response['id']}/cancel"
-                await rng.choice(left).request("POST", where)
+                cancelled = await post(f"/v1/responses/{response['id']}/cancel")
+                assert cancelled.body["status"] in TERMINAL
             response = await end(left[0], response)
             if any(item["type"] == "function_call" for item in response["output"]):
                 await trio.sleep(rng.random() * 3)
-                reply = await rng.choice(left).request(
-                    "POST", "/v1/responses", outputs_of(response, background=True)
-                )
-                assert reply.status in (200, 400, 409), reply.raw  # the turn was interrupted
+                reply = await post("/v1/responses", outputs_of(response, background=True))
+                # the turn was interrupted, or another client has brought them
+                assert reply.status in (200, 400, 409), reply.raw
                 if reply.status == 200:
                     asked[reply.body["id"]] = ""
                     await end(left[0], reply.body)
 
-    async with several(model, tmp_path, "--gate-timeout", "20", count=3) as processes:
+    options = "--gate-timeout", "20"
+    async with hangs.within(2_000), several(model, tmp_path, *options, count=3) as processes:
         left = [*processes]
         async with trio.open_nursery() as clients:
             for number in range(8):
