@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, Final, final
 
+from .._contract.state import DurableState
 from .._rules.job_record import JobRecord
-from .._sql.rows import COLUMNS, Rows, columns_of, values_of
+from .._sql.rows import COLUMNS, SELECT, Row, Rows, columns_of, values_of
 from .._sql.schema import JOB_TYPES
+from .delta import Delta
 
 
 def _rows_of(columns: Iterable[str]) -> str:
@@ -40,7 +42,28 @@ def by_column(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
 
 @final
 class PostgresRows(Rows):
-    """The jobs in one connection's table."""
+    """The jobs in one connection's table.
+
+    Attributes:
+      delta: the changes of the transaction, which this adds to.
+    """
+
+    delta: Delta
+
+    def insert(self, job: JobRecord) -> None:
+        super().insert(job)
+        self.delta.jobs[job.id] = job
+
+    def change(self, job: JobRecord, columns: Iterable[str]) -> None:
+        super().change(job, columns)
+        self.delta.jobs[job.id] = job
+        if job.crashed_with or "crashed_with" in columns:
+            self.delta.suspects = True
+
+    def delete(self, job: JobRecord) -> None:
+        super().delete(job)
+        self.delta.jobs.pop(job.id, None)
+        self.delta.over[job.id] = job.lane
 
     def _insert(self, jobs: Iterable[JobRecord]) -> None:
         self._execute(_INSERT, by_column(map(_all_of, jobs)))
@@ -48,3 +71,17 @@ class PostgresRows(Rows):
     def _update(self, bits: int, jobs: Sequence[JobRecord]) -> None:
         statement, values_of = _update(bits)
         self._execute(statement, by_column(map(values_of, jobs)))
+
+    def put(self, row: Sequence[Any]) -> JobRecord:
+        """Return the record of a row that another instance has written."""
+        job = self.known(row[0])
+        if job is None:
+            return self.record(tuple(row))
+        for column, value in zip(COLUMNS, row, strict=True):
+            setattr(job, column, value)
+        job.state = DurableState(job.state)
+        return job
+
+    def rows_of(self, ids: Sequence[int]) -> Iterable[Row]:
+        """Return the rows of some jobs."""
+        return self._execute(f"{SELECT}id = ANY(%s)", (ids,))

@@ -31,7 +31,7 @@ from .._wire.codec import decode
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
@@ -125,6 +125,14 @@ CREATE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
     $$ SELECT greatest(clock, {schema}.server_time() + ahead) FROM {schema}.meta $$;
 """
 
+DELTAS: Final = """
+CREATE TABLE deltas (               -- what the last batches have changed; see `Image`
+    batch bigint PRIMARY KEY,       -- the version that it made
+    id text NOT NULL,
+    data text NOT NULL              -- JSON; see `Delta`
+);
+"""
+
 SCHEMA: Final = (
     """
 CREATE TABLE meta (
@@ -200,9 +208,10 @@ CREATE TABLE submissions (          -- committed by their submitters, and not ta
     delay double precision NOT NULL -- it is due after no more seconds than these
 );
 """
+    + DELTAS
 )
 
-MIGRATIONS: Final[dict[int, LiteralString]] = {}
+MIGRATIONS: Final[dict[int, LiteralString]] = {3: DELTAS}
 """By schema version, the script that makes the next version."""
 
 

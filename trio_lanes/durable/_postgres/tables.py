@@ -6,8 +6,9 @@ A statement that waits for its answer costs a trip over the network, so a transa
 three trips, however many acts it has:
 
 1. It locks the row of `meta`, and asks for what the acts will look up by name (`ReadAhead`).
-2. If another process has changed the tables since the last transaction (`meta.version`), it drops
-   the cache and asks for all that a claim looks at.
+2. If another process has changed the tables since the last transaction (`meta.version`), the answer
+   says what (`Image`). If it does not, the transaction drops the cache, and asks in one trip more
+   for all that a claim looks at.
 3. It writes all changes and commits.
 
 The store's time is its last time, and what has passed on the server since (`PostgresTables._time`).
@@ -42,8 +43,9 @@ from .._sql.statements import Many
 from .._sql.tables import number_at
 from .._wire.codec import decode, encode
 from .errors import is_of_connection, translated
+from .image import Image
 from .link import LOCKED, STILL, PostgresLink
-from .read_ahead import ANSWERED, ReadAhead
+from .read_ahead import ANSWERED
 from .row_holder import RowHolder
 from .rows import PostgresRows, by_column
 
@@ -114,7 +116,7 @@ Given: TypeAlias = tuple[SubmittedJob, float, Exception | None]
 
 
 @final
-class PostgresTables(ReadAhead, Transactions):
+class PostgresTables(Image, Transactions):
     """An implementation of `Tables` over one link, with a cache.
 
     Args:
@@ -271,6 +273,7 @@ class PostgresTables(ReadAhead, Transactions):
             meta = execute(_LOCK if write else _LOOK)
             time = execute(_READ_TIME, (me,))
             given = execute(_TAKE_IN, (MAX_TAKEN_IN,)) if take_in else None
+            behind = self._ask_behind()
             asked = self._ask(lookups, tickets, fresh=False)
         version, self._notices, sequence, clock, ahead = meta.fetchone()
         server, self._listeners = time.fetchone()
@@ -279,13 +282,16 @@ class PostgresTables(ReadAhead, Transactions):
         moved = 0
         if write and self._ahead != ahead:
             moved = execute(_FOLLOW, (self._ahead,)).rowcount
-        if version != self._version or moved:
+        if moved or not self._catch_up(behind, version):
             self._forget()
             with self._connection.pipeline():
+                newest = self._ask_newest()
                 asked = self._ask(lookups, tickets, fresh=True)
                 image = self._ask_image(max((lookup.room for lookup in lookups), default=0))
+            self._read_newest(newest)
             self._read_image(*image)
             self._version = version
+            self._delta.incomplete = moved > 0
         self._read(asked)
         self._clock = now
         self._number = max(sequence, number_at(now))
@@ -345,7 +351,8 @@ class PostgresTables(ReadAhead, Transactions):
           look: whether workers of other instances may find a job to claim.
           news: as in `Queues.news`, for tasks of other processes.
         """
-        changed = self.writes != self._writes_before
+        changed, version = self.writes != self._writes_before, self._version
+        assert version is not None  # `begin` has set it
         look = look or self._moved
         noticed = changed and (look or bool(news))
         forget = self._forget_before
@@ -353,19 +360,23 @@ class PostgresTables(ReadAhead, Transactions):
         with self._connection.pipeline():
             gone = None if forget is None else self._execute(_FORGET, forget)
             self._flush()
+            batch = None
             if changed:
                 self._execute(
                     "UPDATE main.meta SET version = version + 1, notices = %s, sequence = %s,"
                     " clock = %s, ahead = %s",
                     (self._notices + noticed, self._number, self._clock, self._ahead),
                 )
+                if self._listeners:
+                    batch = self._tell(version + 1)
             if noticed and self._listeners:
                 what = _notice(me, look, [id for id, _ in news])
                 self._execute("SELECT pg_notify(%s, %s)", (channel, what))
             self._execute("COMMIT")
-        if changed and self._version is not None:
-            self._version += 1
+        if changed:
+            self._version, self._batch = version + 1, batch
             self._notices += noticed
+        self._forget_delta()
         more = gone is not None and forget is not None and gone.rowcount == forget[1]
         if more:
             self._looked_at = -math.inf

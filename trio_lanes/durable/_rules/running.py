@@ -44,7 +44,7 @@ class Running:
     def put(self, job: JobRecord) -> None:
         """Add a running job, or update the state of its slot and its cancellation."""
         if job.id in self._records or job.lent != HOLDS_SLOT:
-            self.drop(job)
+            self.drop(job.id, job.lane)
         self._records[job.id] = job
         assert job.instance is not None
         if job.lent == HOLDS_SLOT:
@@ -54,13 +54,13 @@ class Running:
         if job.lent == WANTS_SLOT or job.cancel is not None or job.crashed_with:
             self._special[job.id] = job
 
-    def drop(self, job: JobRecord) -> None:
+    def drop(self, id: int, lane: str) -> None:
         """Remove a job that runs no longer."""
-        self._records.pop(job.id, None)
-        self._special.pop(job.id, None)
-        self._holding[job.lane].discard(job.id)
+        self._records.pop(id, None)
+        self._special.pop(id, None)
+        self._holding[lane].discard(id)
         for ids in self._not_lent.values():  # it may have come from another incarnation
-            ids.discard(job.id)
+            ids.discard(id)
 
     def count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         """Return how many runs of an instance have not lent their slots, and its suspects.

@@ -9,7 +9,7 @@ from .tables import GROUPS, INSTANCES, LIMITS, Kind
 
 T = TypeVar("T")
 
-_COPIED: Final = (LIMITS, GROUPS, INSTANCES)
+_COPIED: Final = (LIMITS.name, GROUPS.name, INSTANCES.name)
 """The kinds of which callers keep the mapping that they have got while they put others."""
 
 
@@ -25,17 +25,20 @@ class Settings:
     def put(self, kind: Kind[T], name: str, value: T | None) -> None:
         if name not in self.of(kind) and value is None:
             return
-        of = self._settings[kind.name]
+        self._set(kind.name, name, value)
+        self._put_text(kind.name, name, value)
+
+    def _set(self, kind: str, name: str, value: Any) -> None:
+        of = self._settings[kind]
         if kind in _COPIED:
             of = dict(of)
         if value is None:
-            del of[name]
+            of.pop(name, None)
         else:
             of[name] = value
         if kind in _COPIED:
-            self._settings[kind.name] = dict(sorted(of.items()))
+            self._settings[kind] = dict(sorted(of.items()))
             self._look_for_fair_lanes()
-        self._put_text(kind.name, name, value)
 
     def _look_for_fair_lanes(self) -> None:
         self.fair = any(limit.fair for limit in self._settings[LIMITS.name].values())

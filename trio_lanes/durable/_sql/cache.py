@@ -5,8 +5,8 @@ of waiting jobs, the next time at which a job is due. Most changes to them are m
 itself. So they are cached here.
 
 * The tables are the truth. A value that is not cached is read from them.
-* The whole cache is dropped when another connection has written to the tables, and when a
-  transaction was undone.
+* The whole cache is dropped when a transaction was undone, and when another connection has written
+  to the tables and has not said what (`is_now`, `is_over`).
 * Only the fronts of queues and ready lists are cached, never a whole list.
 """
 
@@ -74,7 +74,7 @@ class Cache:
 
     def appeared(self, job: JobRecord) -> None:
         """Record a new job."""
-        self._touch(job)
+        self._touch(job.lane)
         self._moved(job, None, job.state)
         self._changed_due(job)
         self._changed_place(job)
@@ -82,7 +82,7 @@ class Cache:
 
     def changed(self, job: JobRecord, before: DurableState, changes: Mapping[str, Any]) -> None:
         """Record that some fields of a job have changed, which was in the state ``before``."""
-        self._touch(job)
+        self._touch(job.lane)
         if "state" in changes:
             self._moved(job, before, job.state)
             self._changed_due(job)
@@ -94,7 +94,7 @@ class Cache:
             if job.state is RUNNING:
                 self.runs.put(job)
             elif before is RUNNING:
-                self.runs.drop(job)
+                self.runs.drop(job.id, job.lane)
         if job.place is not None and "place" in changes:
             self._changed_place(job)
         if job.ready is not None and ("ready" in changes or "shelf" in changes):
@@ -102,12 +102,29 @@ class Cache:
 
     def disappeared(self, job: JobRecord) -> None:
         """Record that a job was deleted that did not run."""
-        self._touch(job)
+        self._touch(job.lane)
         self._moved(job, job.state, None)
 
-    def _touch(self, job: JobRecord) -> None:
+    def is_now(self, job: JobRecord) -> None:
+        """Take in what another instance has made of a job, which has its number counted."""
+        self._touch(job.lane)
+        self._changed_due(job)
+        if self.runs is not None:
+            self.runs.drop(job.id, job.lane)  # its instance may be another
+            if job.state is RUNNING:
+                self.runs.put(job)
+        self._changed_place(job)
+        self._changed_ready(job)
+
+    def is_over(self, id: int, lane: str) -> None:
+        """Take in that another instance has ended or deleted a job."""
+        self._touch(lane)
+        if self.runs is not None:
+            self.runs.drop(id, lane)
+
+    def _touch(self, lane: str) -> None:
         if self.counts is not None and self.counts.aside:
-            self.counts.touch(job.lane)
+            self.counts.touch(lane)
 
     def _moved(
         self, job: JobRecord, before: DurableState | None, after: DurableState | None
