@@ -1,15 +1,23 @@
 """Caches that deltas have brought up to date, against the tables."""
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 
-from tests.durable.conformance.twins import compare_stores
-from trio_lanes.durable import PostgresStore, open_durable_lanes
-from trio_lanes.durable._postgres.image import BEHIND, Image
+from trio_lanes import RateLimit
+from trio_lanes.durable import (
+    Finish,
+    LaneLimit,
+    Opening,
+    PostgresStore,
+    SubmittedJob,
+    Succeeded,
+    open_durable_lanes,
+)
+from trio_lanes.durable._postgres.image import Image
 from trio_lanes.durable._rules.counts import Counts
 from trio_lanes.durable._rules.running import Running
 from trio_lanes.durable._sql.list_front import ListFront
@@ -17,6 +25,9 @@ from trio_lanes.durable._sql.rows import COLUMNS
 from trio_lanes.durable._sql.small_tables import SETTINGS
 from trio_lanes.durable._sql.tables import DUE, SPECIAL, SUSPECTED
 from trio_lanes.durable._wire.codec import decode
+from trio_lanes.durable.acts.inspection import Repair
+from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.orders import Configure
 from trio_lanes.durable.testing import Life, simulate
 
 from . import in_loop
@@ -125,3 +136,196 @@ def test_a_cache_that_deltas_brought_up_to_date_has_what_the_tables_have(
     with lives.in_loop():
         assert simulate(Life(seed), lives.open) == []
     assert caught_up.count(True) > 20
+
+
+# By hand
+
+
+def opening(worker: bool = True, **lanes: LaneLimit) -> Opening:
+    return Opening(
+        names=frozenset({"a"}),
+        lanes={"main": LaneLimit(9), **lanes},
+        max_crashes=3,
+        hold=False,
+        result_ttl=100.0,
+        lease_ttl=3600.0,
+        worker=worker,
+    )
+
+
+@asynccontextmanager
+async def opened(
+    server: Server, namespace: str, number: int, **lanes: LaneLimit
+) -> AsyncIterator[list[PostgresStore]]:
+    """Open stores of a namespace, with an instance each, that listen to each other."""
+    stores = [PostgresStore(server.dsn(), namespace=namespace) for _ in range(number)]
+    listening = f"SELECT count(*) FROM {namespace}.listeners"
+    async with AsyncExitStack() as stack:
+        for place, store in enumerate(stores):
+            await stack.enter_async_context(store.open(opening(**lanes)))
+            await store.join(f"me{place}")
+        with trio.fail_after(60):
+            while server.run(listening) != [(number,)]:  # noqa: ASYNC110 - it tells nobody
+                await trio.sleep(0.01)
+        for store in (*stores, *stores):  # each has the cache of a batch that has a delta
+            await store.do(Enqueue([SubmittedJob(name="none")]), "")
+        yield stores
+
+
+async def enqueue(store: PostgresStore, *jobs: SubmittedJob) -> list[int]:
+    return [*await store.do(Enqueue(jobs), "")]
+
+
+def job(lane: str = "main", **fields: Any) -> SubmittedJob:
+    return SubmittedJob(name="a", lane=lane, **fields)
+
+
+async def test_who_looks_after_many_batches_has_the_last_word_on_each_job(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    async with opened(server, namespace, 3) as (one, two, three):
+        await one.step(1, [], 0)
+        ids = await enqueue(two, *[job(session=f"s{n % 2}") for n in range(6)])
+        claims = (await two.step(1, [], 9)).claims
+        assert [claim.id for claim in claims] == ids[:2]
+        await two.leave()  # its claims are given back
+        again = (await three.step(1, [], 9)).claims
+        assert [claim.id for claim in again] == ids[:2]
+        done = [Finish(again[0].id, again[0].fence, Succeeded("1"))]
+        await three.step(2, done, 0)
+        caught_up.clear()
+        assert [claim.id for claim in (await one.step(2, [], 9)).claims] == [ids[2]]
+        assert caught_up == [True]
+
+
+async def test_what_another_instance_has_started_counts_for_the_rate_of_a_lane(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    rated = LaneLimit(9, rates=(RateLimit(4, per=3600.0, algorithm="sliding"),))
+    async with opened(server, namespace, 2, rated=rated) as (one, two):
+        await enqueue(one, *[job("rated") for _ in range(9)])
+        assert len((await one.step(1, [], 1)).claims) == 1
+        caught_up.clear()
+        assert len((await two.step(1, [], 2)).claims) == 2
+        assert len((await one.step(2, [], 9)).claims) == 1
+        assert len((await two.step(2, [], 9)).claims) == 0
+        more = LaneLimit(9, rates=(RateLimit(5, per=3600.0, algorithm="sliding"),))
+        await one.do(Configure({"rated": more}, None, {}), "")
+        assert len((await two.step(3, [], 9)).claims) == 1
+        assert caught_up[:3] == [True] * 3
+
+
+async def test_jobs_that_ran_in_a_crash_elsewhere_are_known_as_suspects(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    async with opened(server, namespace, 3, other=LaneLimit(9)) as (one, two, three):
+        await one.step(1, [], 0)
+        await enqueue(two, job(), job("other"))
+        assert len((await two.step(1, [], 9)).claims) == 2
+        await one.step(2, [], 0)
+        await three.declare_dead("me1")
+        caught_up.clear()
+        assert (await one.step(3, [], 9)).claims
+        assert caught_up == [True]
+
+
+async def test_a_job_with_long_texts_is_read_by_who_wants_it(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    text = f'"{"x" * 100_000}"'
+    async with opened(server, namespace, 2) as (one, two):
+        (first,) = await enqueue(one, job(session="s"))
+        (held,) = (await one.step(1, [], 9)).claims
+        assert held.id == first
+        await two.step(1, [], 0)
+        caught_up.clear()
+        second, third = await enqueue(one, job(payload=text), job(payload=text, session="s"))
+        (claim,) = (await two.step(2, [], 9)).claims
+        assert (claim.id, claim.payload) == (second, text)
+        assert (await one.step(2, [], 9)).claims == ()
+        await two.step(3, [Finish(second, claim.fence, Succeeded("1"))], 0)
+        await one.step(3, [Finish(first, held.fence, Succeeded("1"))], 0)
+        assert [claim.id for claim in (await two.step(4, [], 9)).claims] == [third]
+        assert await one.step(4, [], 9)
+        assert all(caught_up)
+
+
+@pytest.mark.parametrize("bound", ["delta.JOBS", "delta.LONGEST", "image.BEHIND"])
+async def test_who_is_told_too_much_or_too_little_reads_all_anew(
+    server: Server,
+    namespace: str,
+    caught_up: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    bound: str,
+) -> None:
+    async with opened(server, namespace, 2) as (one, two):
+        await two.step(1, [], 0)
+        monkeypatch.setattr(f"trio_lanes.durable._postgres.{bound}", 1)
+        caught_up.clear()
+        ids = await enqueue(one, job(), job())
+        more = await enqueue(one, job())
+        assert [claim.id for claim in (await two.step(2, [], 9)).claims] == ids + more
+        assert caught_up[-1] is False
+
+
+async def test_a_repair_is_nothing_that_a_delta_says(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    async with opened(server, namespace, 2) as (one, two):
+        ids = await enqueue(one, job())
+        await two.step(1, [], 0)
+        await one.step(1, [], 0)
+        server.run(f"UPDATE {namespace}.counts SET n = 7 WHERE name = 'a'")
+        caught_up.clear()
+        assert await one.do(Repair(), "") == 1
+        assert [claim.id for claim in (await two.step(2, [], 9)).claims] == ids
+        assert caught_up == [False]
+
+
+async def test_a_cache_of_a_batch_that_the_server_has_lost_is_dropped(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    """The server has gone back to older data, and has made as many batches as before."""
+    async with opened(server, namespace, 2) as (one, two):
+        await two.step(1, [], 0)
+        await one.step(1, [], 0)
+        await two.step(2, [], 0)
+        server.run(
+            f"UPDATE {namespace}.deltas SET id = 'of another time' WHERE batch ="
+            f" (SELECT version FROM {namespace}.meta)"
+        )
+        await enqueue(one, *[job() for _ in range(9)])
+        server.run(
+            f"UPDATE {namespace}.settings SET data = replace(data, '9', '8')"
+            " WHERE kind = 'lane' AND name = 'main'"
+        )
+        assert len((await two.step(3, [], 9)).claims) == 8
+
+
+async def test_deltas_are_written_while_others_listen_and_are_removed_in_portions(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.image.KEPT", 4)
+    monkeypatch.setattr("trio_lanes.durable._postgres.image.REMOVED_AT_ONCE", 3)
+    number = f"SELECT count(*) FROM {namespace}.deltas"
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening()):
+        for _ in range(9):
+            await enqueue(store, job())
+        assert server.run(number) == [(0,)]
+    async with opened(server, namespace, 2) as (one, two):
+        for place in range(20):
+            await enqueue((one, two)[place % 2], job())
+            assert server.run(number)[0][0] <= 7
+        assert server.run(number)[0][0] >= 4
+
+
+async def test_a_store_without_deltas_gets_them(server: Server, namespace: str) -> None:
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}) as lanes:
+        await lanes.submit("a")
+    server.run(f"DROP TABLE {namespace}.deltas")
+    server.run(f"UPDATE {namespace}.meta SET schema_version = 3")
+    async with opened(server, namespace, 2) as (one, two):
+        assert len((await one.step(1, [], 9)).claims) == 1
+        assert (await two.step(1, [], 9)).claims == ()
+        assert server.run(f"SELECT count(*) > 0 FROM {namespace}.deltas") == [(True,)]

@@ -1,4 +1,4 @@
-"""`Delta`: what a transaction has changed of what caches have, as text."""
+"""What a transaction has changed of that which caches have, as text: a delta."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from typing import Any, Final, TypeAlias, final
 from .._contract.state import PARKED, RUNNING, WAITING
 from .._rules.counts import COUNTED, Key
 from .._rules.job_record import JobRecord
-from .._sql.rows import COLUMNS, values_of
+from .._sql.rows import COLUMNS, Row, values_of
 
 JOBS: Final = 1_000
 """How many jobs a delta names at most."""
-LONG: Final = 4_000
-"""How many characters the texts of a job in a delta have at most; else it is read by its id."""
+LONG: Final = 16_000
+"""From how many characters on the texts of a job are left out."""
+LONGEST: Final = 1_000_000
+"""How many characters a delta has at most."""
 
 _LIVE: Final = frozenset({WAITING, PARKED, RUNNING})
 _COUNTED_TEXTS: Final = frozenset(state.value for state in COUNTED)
+_TEXTS: Final = ("payload", "checkpoint", "headers", "outcome", "cancel", "history")
 _all_of: Final = values_of(COLUMNS)
-_texts_of: Final = values_of(("payload", "checkpoint", "headers", "outcome", "cancel", "history"))
+_texts_of: Final = values_of(_TEXTS)
+# some other text stands for each: who has the record knows that it is none to be kept
+_all_but_texts_of: Final = values_of("lane" if name in _TEXTS else name for name in COLUMNS)
 
-Row: TypeAlias = Sequence[Any]
-"""A row of a job's columns; or its id alone: it is to be read."""
+Change: TypeAlias = tuple[Key, int]
+"""By how much a number of jobs has changed."""
 
 
 @final
-class Delta:
-    """The changes of one transaction to what caches have, or of several in their order.
+class Changes:
+    """The changes of one transaction.
 
     Attributes:
       jobs: {id: the job that has changed}
-      rows: {id: its row}, of what others have changed.
-      over: {id: its lane}, of the jobs that have ended, are dead or deleted.
+      deleted: {id: the lane of the job that was deleted}
       counts: by how much the numbers of jobs have changed.
       settings: {(kind, name): its JSON; None: it is gone}
       marks: [(meter, the marks that were added, how many are kept)], in order.
@@ -42,55 +46,73 @@ class Delta:
 
     def __init__(self) -> None:
         self.jobs: Final[dict[int, JobRecord]] = {}
-        self.rows: Final[dict[int, Row]] = {}
-        self.over: Final[dict[int, str]] = {}
+        self.deleted: Final[dict[int, str]] = {}
         self.counts: Final[dict[Key, int]] = {}
         self.settings: Final[dict[tuple[str, str], str | None]] = {}
         self.marks: Final[list[tuple[str, Sequence[Any], int]]] = []
         self.suspects = False
         self.incomplete = False
 
-    def count(self, numbers: Iterable[tuple[Key, int]]) -> None:
+    def count(self, changes: Iterable[Change]) -> None:
         """Add changes of the numbers of jobs."""
-        for key, by in numbers:
-            if key[1] in _COUNTED_TEXTS:
-                self.counts[key] = self.counts.get(key, 0) + by
+        _count(self.counts, changes)
 
     def text(self) -> str | None:
-        """Return the delta as text; None: it would not say all."""
+        """Return the delta; None: it would not say all, or be too long."""
         if self.incomplete or len(self.jobs) > JOBS:
             return None
         rows: list[Row] = []
-        over = dict(self.over)
+        long: list[Row] = []
+        over = dict(self.deleted)
         for job in self.jobs.values():
             if job.state not in _LIVE:
                 over[job.id] = job.lane
             elif sum(len(text) for text in _texts_of(job) if text is not None) > LONG:
-                rows.append((job.id,))
+                long.append(_all_but_texts_of(job))
             else:
                 rows.append(_all_of(job))
-        return json.dumps(
-            (
-                rows,
-                list(over.items()),
-                [(*key, by) for key, by in self.counts.items() if by],
-                [(*key, data) for key, data in self.settings.items()],
-                self.marks,
-                self.suspects,
-            )
-        )
+        counts = [(*key, by) for key, by in self.counts.items() if by]
+        settings = [(*key, data) for key, data in self.settings.items()]
+        said = rows, long, list(over.items()), counts, settings, self.marks, self.suspects
+        text = json.dumps(said)
+        return text if len(text) <= LONGEST else None
 
-    def add(self, text: str) -> None:
-        """Add the text of a delta that follows."""
-        rows, over, counts, settings, marks, suspects = json.loads(text)
-        for row in rows:
-            self.over.pop(row[0], None)
-            self.rows[row[0]] = row
-        for id, lane in over:
-            self.rows.pop(id, None)
-            self.over[id] = lane
-        self.count(((lane, state, name), by) for lane, state, name, by in counts)
-        for kind, name, data in settings:
-            self.settings[kind, name] = data
-        self.marks.extend(marks)
-        self.suspects = self.suspects or suspects
+
+@final
+class Delta:
+    """The changes of some transactions, in their order.
+
+    Attributes:
+      rows: {id: its columns}, of the jobs that have changed, and are neither over nor long.
+      long: {id: its columns, with other texts}, of those whose texts are too long.
+      over: {id: its lane}, of the jobs that have ended, are dead or deleted.
+
+    For the others see `Changes`.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.rows: Final[dict[int, Row]] = {}
+        self.long: Final[dict[int, Row]] = {}
+        self.over: Final[dict[int, str]] = {}
+        self.counts: Final[dict[Key, int]] = {}
+        self.settings: Final[dict[tuple[str, str], str | None]] = {}
+        self.marks: Final[list[tuple[str, Sequence[Any], int]]] = []
+        self.suspects = False
+        for text in texts:
+            rows, long, over, counts, settings, marks, suspects = json.loads(text)
+            for id in (*(row[0] for row in (*rows, *long)), *(id for id, _ in over)):
+                for before in (self.rows, self.long, self.over):
+                    before.pop(id, None)  # the last word on a job counts
+            self.rows.update((row[0], tuple(row)) for row in rows)
+            self.long.update((row[0], tuple(row)) for row in long)
+            self.over.update(over)
+            _count(self.counts, (((lane, state, name), by) for lane, state, name, by in counts))
+            self.settings.update(((kind, name), data) for kind, name, data in settings)
+            self.marks.extend(marks)
+            self.suspects = self.suspects or suspects
+
+
+def _count(counts: dict[Key, int], changes: Iterable[Change]) -> None:
+    for key, by in changes:
+        if key[1] in _COUNTED_TEXTS:
+            counts[key] = counts.get(key, 0) + by

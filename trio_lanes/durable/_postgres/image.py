@@ -22,9 +22,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from ..._limits.meters import Marks, put
-from .._sql.rows import Cursor
+from .._sql.rows import Cursor, record_of
 from .._wire.codec import decode, encode
-from .delta import Delta
+from .delta import Changes, Delta
 from .read_ahead import ReadAhead
 from .rows import PostgresRows
 
@@ -49,23 +49,23 @@ class Image(ReadAhead):
 
     def __init__(self, rows: PostgresRows, names: Collection[str]) -> None:
         self._jobs: Final = rows
-        self._delta = rows.delta = Delta()
+        self._changes = rows.changes = Changes()
         super().__init__(rows, names)
         self._batch: str | None = None  # the id of the batch that is cached, if it has a delta
 
     def _forget(self) -> None:
         super()._forget()
         self._batch = None
-        self._forget_delta()
+        self._forget_changes()
 
-    def _forget_delta(self) -> None:
-        self._delta = self._jobs.delta = Delta()
+    def _forget_changes(self) -> None:
+        self._changes = self._jobs.changes = Changes()
 
     # ---- telling
 
     def _tell(self, batch: int) -> str | None:
         """Add the delta of the transaction; return the id of its batch, None if it has none."""
-        text = self._delta.text()
+        text = self._changes.text()
         if batch % REMOVED_AT_ONCE == 0:
             self._execute(_REMOVE, (batch - KEPT,))
         if text is None:
@@ -76,28 +76,28 @@ class Image(ReadAhead):
 
     def _flush_counts(self) -> None:
         self._cache.count()
-        self._delta.count(self._cache.uncounted.items())
+        self._changes.count(self._cache.uncounted.items())
         super()._flush_counts()
 
     def _put_text(self, kind: str, name: str, value: Any) -> None:
         super()._put_text(kind, name, value)
-        self._delta.settings[kind, name] = None if value is None else encode(value)
+        self._changes.settings[kind, name] = None if value is None else encode(value)
 
     def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
         super().put_marks(meter, added, keep, until)
-        self._delta.marks.append((meter, list(added), keep))
+        self._changes.marks.append((meter, list(added), keep))
 
     def forget_marks(self, meter: str) -> None:
         super().forget_marks(meter)
-        self._delta.incomplete = True
+        self._changes.incomplete = True
 
     def forget_unused(self, now: float) -> None:
         super().forget_unused(now)
-        self._delta.incomplete = True
+        self._changes.incomplete = True
 
     def recount(self) -> bool:
         changed = super().recount()
-        self._delta.incomplete = self._delta.incomplete or changed
+        self._changes.incomplete |= changed
         return changed
 
     # ---- being told
@@ -129,10 +129,8 @@ class Image(ReadAhead):
         if [row[0] for row in rows] != [*range(known + 1, version + 1)]:
             return False
         if rows:
-            delta = Delta()
-            for _, self._batch, text in rows:
-                delta.add(text)
-            self._take(delta)
+            self._batch = rows[-1][1]
+            self._take(Delta(text for _, _, text in rows))
         self._version = version
         return True
 
@@ -148,14 +146,15 @@ class Image(ReadAhead):
                 cache.counts.add(key, by)
         if delta.suspects:
             cache.suspected = None
-        for id, lane in delta.over.items():
+        for id in delta.over.keys() | delta.long.keys():
             job = rows.known(id)
             if job is not None:  # it may be in a front, which passes it over by this
                 job.place = job.ready = None
                 rows.drop(id)
+        for id, lane in delta.over.items():
             cache.is_over(id, lane)
-        if unread := [row[0] for row in delta.rows.values() if len(row) == 1]:
-            delta.rows.update((row[0], row) for row in rows.rows_of(unread))
+        for row in delta.long.values():
+            cache.is_unread(record_of(row))
         for row in delta.rows.values():
             cache.is_now(rows.put(row))
 

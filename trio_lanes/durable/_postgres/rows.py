@@ -11,9 +11,9 @@ from typing import Any, Final, final
 
 from .._contract.state import DurableState
 from .._rules.job_record import JobRecord
-from .._sql.rows import COLUMNS, SELECT, Row, Rows, columns_of, values_of
+from .._sql.rows import COLUMNS, Row, Rows, columns_of, values_of
 from .._sql.schema import JOB_TYPES
-from .delta import Delta
+from .delta import Changes
 
 
 def _rows_of(columns: Iterable[str]) -> str:
@@ -45,25 +45,25 @@ class PostgresRows(Rows):
     """The jobs in one connection's table.
 
     Attributes:
-      delta: the changes of the transaction, which this adds to.
+      changes: those of the transaction, for the other instances.
     """
 
-    delta: Delta
+    changes: Changes
 
     def insert(self, job: JobRecord) -> None:
         super().insert(job)
-        self.delta.jobs[job.id] = job
+        self.changes.jobs[job.id] = job
 
     def change(self, job: JobRecord, columns: Iterable[str]) -> None:
         super().change(job, columns)
-        self.delta.jobs[job.id] = job
+        self.changes.jobs[job.id] = job
         if job.crashed_with or "crashed_with" in columns:
-            self.delta.suspects = True
+            self.changes.suspects = True
 
     def delete(self, job: JobRecord) -> None:
         super().delete(job)
-        self.delta.jobs.pop(job.id, None)
-        self.delta.over[job.id] = job.lane
+        self.changes.jobs.pop(job.id, None)
+        self.changes.deleted[job.id] = job.lane
 
     def _insert(self, jobs: Iterable[JobRecord]) -> None:
         self._execute(_INSERT, by_column(map(_all_of, jobs)))
@@ -72,16 +72,12 @@ class PostgresRows(Rows):
         statement, values_of = _update(bits)
         self._execute(statement, by_column(map(values_of, jobs)))
 
-    def put(self, row: Sequence[Any]) -> JobRecord:
+    def put(self, row: Row) -> JobRecord:
         """Return the record of a row that another instance has written."""
         job = self.known(row[0])
         if job is None:
-            return self.record(tuple(row))
+            return self.record(row)
         for column, value in zip(COLUMNS, row, strict=True):
             setattr(job, column, value)
         job.state = DurableState(job.state)
         return job
-
-    def rows_of(self, ids: Sequence[int]) -> Iterable[Row]:
-        """Return the rows of some jobs."""
-        return self._execute(f"{SELECT}id = ANY(%s)", (ids,))

@@ -291,7 +291,7 @@ class PostgresTables(Image, Transactions):
             self._read_newest(newest)
             self._read_image(*image)
             self._version = version
-            self._delta.incomplete = moved > 0
+            self._changes.incomplete = moved > 0
         self._read(asked)
         self._clock = now
         self._number = max(sequence, number_at(now))
@@ -376,7 +376,7 @@ class PostgresTables(Image, Transactions):
         if changed:
             self._version, self._batch = version + 1, batch
             self._notices += noticed
-        self._forget_delta()
+        self._forget_changes()
         more = gone is not None and forget is not None and gone.rowcount == forget[1]
         if more:
             self._looked_at = -math.inf

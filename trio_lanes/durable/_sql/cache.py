@@ -116,6 +116,19 @@ class Cache:
         self._changed_place(job)
         self._changed_ready(job)
 
+    def is_unread(self, job: JobRecord) -> None:
+        """Take in what another instance has made of a job whose texts are not known.
+
+        So no front has it, and who wants it reads it.
+        """
+        self.is_over(job.id, job.lane)
+        self._changed_due(job)
+        if job.session is not None:
+            self.queues.pop(job.session, None)
+        self.lists.pop((job.lane, job.priority, job.name, job.ring), None)
+        if job.state is RUNNING:
+            self.runs = None
+
     def is_over(self, id: int, lane: str) -> None:
         """Take in that another instance has ended or deleted a job."""
         self._touch(lane)

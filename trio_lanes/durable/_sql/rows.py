@@ -63,6 +63,13 @@ def _bits_of(columns: tuple[str, ...]) -> int:
     return BITS["id"] + sum(BITS[column] for column in columns)
 
 
+def record_of(row: Row) -> JobRecord:
+    """Return a new record of a row, which has `COLUMNS`."""
+    job = JobRecord(*row)
+    job.state = _STATES[row[_STATE]]
+    return job
+
+
 class Rows(ABC):
     """The jobs in one connection's table.
 
@@ -187,8 +194,7 @@ class Rows(ABC):
         known = self._known.get(row[_ID])
         if known is not None:
             return known
-        job = JobRecord(*row)
-        job.state = _STATES[row[_STATE]]
+        job = record_of(row)
         self._known.put(job.id, job)
         self.payloads += len(job.payload)
         return job
