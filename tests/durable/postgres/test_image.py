@@ -250,7 +250,7 @@ async def test_a_job_with_long_texts_is_read_by_who_wants_it(
         assert all(caught_up)
 
 
-@pytest.mark.parametrize("bound", ["delta.JOBS", "delta.LONGEST", "image.BEHIND"])
+@pytest.mark.parametrize("bound", ["delta.MAX_NAMED", "delta.MAX_DELTA", "image.MAX_BEHIND"])
 async def test_who_is_told_too_much_or_too_little_reads_all_anew(
     server: Server,
     namespace: str,
@@ -305,7 +305,7 @@ async def test_a_cache_of_a_batch_that_the_server_has_lost_is_dropped(
 async def test_deltas_are_written_while_others_listen_and_are_removed_in_portions(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trio_lanes.durable._postgres.image.KEPT", 4)
+    monkeypatch.setattr("trio_lanes.durable._postgres.image.DELTAS_KEPT", 4)
     monkeypatch.setattr("trio_lanes.durable._postgres.image.REMOVED_AT_ONCE", 3)
     number = f"SELECT count(*) FROM {namespace}.deltas"
     store = PostgresStore(server.dsn(), namespace=namespace)

@@ -11,14 +11,14 @@ from .._rules.counts import COUNTED, Key
 from .._rules.job_record import JobRecord
 from .._sql.rows import COLUMNS, Row, values_of
 
-JOBS: Final = 1_000
+MAX_NAMED: Final = 1_000
 """How many jobs a delta names at most."""
-LONG: Final = 16_000
+LONG_TEXTS: Final = 16_000
 """From how many characters on the texts of a job are left out."""
-LONGEST: Final = 1_000_000
+MAX_DELTA: Final = 1_000_000
 """How many characters a delta has at most."""
 
-_LIVE: Final = frozenset({WAITING, PARKED, RUNNING})
+_NOT_OVER: Final = frozenset({WAITING, PARKED, RUNNING})
 _COUNTED_TEXTS: Final = frozenset(state.value for state in COUNTED)
 _TEXTS: Final = ("payload", "checkpoint", "headers", "outcome", "cancel", "history")
 _all_of: Final = values_of(COLUMNS)
@@ -59,15 +59,15 @@ class Changes:
 
     def text(self) -> str | None:
         """Return the delta; None: it would not say all, or be too long."""
-        if self.incomplete or len(self.jobs) > JOBS:
+        if self.incomplete or len(self.jobs) > MAX_NAMED:
             return None
         rows: list[Row] = []
         long: list[Row] = []
         over = dict(self.deleted)
         for job in self.jobs.values():
-            if job.state not in _LIVE:
+            if job.state not in _NOT_OVER:
                 over[job.id] = job.lane
-            elif sum(len(text) for text in _texts_of(job) if text is not None) > LONG:
+            elif sum(len(text) for text in _texts_of(job) if text is not None) > LONG_TEXTS:
                 long.append(_all_but_texts_of(job))
             else:
                 rows.append(_all_of(job))
@@ -75,7 +75,7 @@ class Changes:
         settings = [(*key, data) for key, data in self.settings.items()]
         said = rows, long, list(over.items()), counts, settings, self.marks, self.suspects
         text = json.dumps(said)
-        return text if len(text) <= LONGEST else None
+        return text if len(text) <= MAX_DELTA else None
 
 
 @final

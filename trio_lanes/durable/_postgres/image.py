@@ -28,11 +28,11 @@ from .delta import Changes, Delta
 from .read_ahead import ReadAhead
 from .rows import PostgresRows
 
-KEPT: Final = 1_000
+DELTAS_KEPT: Final = 1_000
 """How many batches have their deltas in the table."""
 REMOVED_AT_ONCE: Final = 100
 """How many deltas are removed together."""
-BEHIND: Final = 200
+MAX_BEHIND: Final = 200
 """How many batches a cache is brought up to date by at most."""
 
 _ADD: Final = "INSERT INTO main.deltas VALUES (%s, %s, %s)"
@@ -67,7 +67,7 @@ class Image(ReadAhead):
         """Add the delta of the transaction; return the id of its batch, None if it has none."""
         text = self._changes.text()
         if batch % REMOVED_AT_ONCE == 0:
-            self._execute(_REMOVE, (batch - KEPT,))
+            self._execute(_REMOVE, (batch - DELTAS_KEPT,))
         if text is None:
             return None
         id = uuid.uuid4().hex
@@ -107,7 +107,7 @@ class Image(ReadAhead):
         batch = self._version
         if batch is None or self._batch is None:
             return None
-        return self._execute(_BEHIND, (batch, batch, batch + BEHIND))
+        return self._execute(_BEHIND, (batch, batch, batch + MAX_BEHIND))
 
     def _ask_newest(self) -> Cursor:
         """Ask for the id of the newest batch, when all is read anew."""

@@ -436,12 +436,17 @@ class Engine(Queues):
         self.tables.put_last_step(instance, LastStep(number, after, stale, room - len(claims)))
         closes = last is not None and last.room > room == 0  # what was left to it is free
         # this instance has seen what the transaction has changed, but another may use it
-        self.work_elsewhere: bool = (
-            self.work_elsewhere or self.work_ready or bool(finished) or closes
-        )
+        changed = self.work_elsewhere or self.work_ready or bool(finished) or closes
+        self.work_elsewhere: bool = changed and self._is_work_left()
         self.work_ready: bool = self._claims.unfinished
         due = self.next_due(also=self._claims.due)
         return Step(tuple(claims), stale, self._cancels(instance), due, self._fires())
+
+    def _is_work_left(self) -> bool:
+        """Whether a job waits, will be due, or wants its slot back."""
+        tables = self.tables
+        is_due = tables.next_due() is not None
+        return is_due or bool(tables.counts().waiting or tables.runs().slot_requests())
 
     def _forget_lanes(self) -> None:
         """Forget, now and then, the rows of lanes of templates that have no jobs any more."""

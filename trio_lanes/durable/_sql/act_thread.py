@@ -3,7 +3,9 @@
 Theory of operation:
 
 * Tasks hand acts over to the thread. All acts that have piled up during one transaction go into
-  the next transaction together.
+  the next transaction together, and those that come while it begins. So the claim that a worker
+  asks for with a submission is in the transaction of the job, and other instances hear nothing of
+  a job that is claimed.
 * The rules refuse an act before they write, so a refused act fails alone, and the transaction
   keeps the refusal under its ticket. If the database refuses the transaction, or an act fails
   otherwise, the transaction is undone and each act is repeated in a transaction of its own, unless
@@ -95,6 +97,12 @@ class HandedAct(Generic[T]):
         """Make the call, and keep its result."""
         self.outcome = Value(engine.once(self.ticket, self.call))
 
+    @property
+    def may_join(self) -> bool:
+        """Whether a transaction that has begun for others can take it: it looks up nothing."""
+        looks_up = self.ticket or self.lookups.batch or self.lookups.ids
+        return self.write and self.now is None and not looks_up
+
     def refuse(self, error: BaseException) -> None:
         """Let the caller get an error: nothing of the act has happened, as far as known."""
         self.outcome = Error(error)
@@ -155,6 +163,8 @@ class ActThread:
         self._patience: Final = patience
         self._announce: Final = announce
         self._handed_over: Final[SimpleQueue[HandedAct[Any] | None]] = SimpleQueue()
+        self._following: Final[deque[HandedAct[Any] | None]] = deque()  # that were taken over
+        self._acts: list[HandedAct[Any]] = []  # that are done and delivered together
         self._outstanding = 0
         self._closed = False
         self._room: Final = trio.lowlevel.ParkingLot()
@@ -307,15 +317,12 @@ class ActThread:
     # ---- in the writer's thread
 
     def _work(self) -> None:
-        following: deque[HandedAct[Any] | None] = deque()
+        following = self._following
         closing = False
         while not closing:
-            following.append(self._handed_over.get())
-            try:
-                while len(following) < MAX_ACTS:
-                    following.append(self._handed_over.get_nowait())
-            except Empty:
-                pass
+            if not following:
+                following.append(self._handed_over.get())
+            self._take_over()
             acts = [act for act in following if act is not None]
             closing = len(acts) < len(following)
             following.clear()
@@ -330,6 +337,14 @@ class ActThread:
         for call in at_end:
             call()
 
+    def _take_over(self) -> None:
+        """Take over all acts that were handed over, as far as there is room for them."""
+        try:
+            while len(self._following) < MAX_ACTS:
+                self._following.append(self._handed_over.get_nowait())
+        except Empty:
+            pass
+
     def _do_and_deliver(self, acts: list[HandedAct[Any]]) -> None:
         """Do all acts; have Trio's thread announce their effects, and answer their callers.
 
@@ -337,9 +352,10 @@ class ActThread:
           RunFinishedError: if there is no such thread any more.
         """
         self._accepted, self._news, self._look = [], [], False
+        self._acts = acts
         self._do(acts)
         effects = self._accepted, self._news, self._look
-        self._token.run_sync_soon(self._deliver, acts, *effects)
+        self._token.run_sync_soon(self._deliver, self._acts, *effects)
 
     def _not_overdue(self, acts: list[HandedAct[Any]]) -> list[HandedAct[Any]]:
         """Return the acts whose callers still wait; refuse the others."""
@@ -386,9 +402,24 @@ class ActThread:
                         one.unknown = unknown and act.write
                     act.refuse(one)
 
+    def _let_join(self, acts: list[HandedAct[Any]]) -> None:
+        """Add the acts that came while the transaction began, up to one that cannot join."""
+        self._take_over()
+        following = self._following
+        while following and len(acts) < MAX_ACTS:
+            act = following[0]
+            if act is None or not act.may_join:
+                break
+            following.popleft()
+            acts.append(act)
+            if acts is not self._acts:
+                self._acts.append(act)
+
     def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
         tables.begin_acts(engine, acts)
+        if any(act.write for act in acts):
+            self._let_join(acts)
         for act in acts:
             before = tables.writes
             try:
