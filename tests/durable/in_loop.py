@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from queue import Empty
 from typing import Any
 from unittest import mock
 
@@ -32,6 +33,9 @@ class AtOnce:
     def put(self, act: HandedAct[Any] | None) -> None:
         if act is not None:
             self.writer._do_and_deliver([act])
+
+    def get_nowait(self) -> HandedAct[Any] | None:
+        raise Empty
 
 
 def _start(writer: Any) -> None:

@@ -54,6 +54,9 @@ MAX_TAKEN_IN: Final = 500
 NOTIFIED: Final = 300
 """How many jobs with news a notice names; with more it names none, and every waiter looks."""
 
+JOINED_FOR: Final = 0.05
+"""Seconds from its beginning for which a transaction takes claims: its time is of its beginning."""
+
 CLOCK_SET_BY: Final = 1.0
 """Seconds by which the server's clock must be ahead of an instance's to have been set."""
 ROWS_PER_FETCH: Final = 500
@@ -167,6 +170,8 @@ class PostgresTables(Image, Transactions):
         self._looked_at = -math.inf  # when ended jobs were forgotten last
         self._writes_before = 0
         self._new_answers: Final[dict[str, tuple[float, Any]]] = {}
+        self._may_join_until = -math.inf  # on the clock of this machine, as the next
+        self._read_at = 0.0  # when the time of the transaction was known
 
     def _run(self, statement: str, values: Values = ()) -> Cursor:
         return self._connection.execute(self._named(statement), values)
@@ -190,6 +195,7 @@ class PostgresTables(Image, Transactions):
             self._forget()
             self._renewed()
         write = any(act.write for act in acts)
+        began = self._here()
         engine.now, given = self.begin(
             [act.lookups for act in acts],
             [act.ticket for act in acts if act.ticket],
@@ -197,8 +203,14 @@ class PostgresTables(Image, Transactions):
             me=self._me,
             take_in=write,
         )
+        self._read_at = self._here()
+        self._may_join_until = began + JOINED_FOR if write else -math.inf
         for job, due, refused in given:
             engine.take_in(job, due, refused)
+
+    def joining_at(self) -> float | None:
+        here = self._here()
+        return self._clock + here - self._read_at if here <= self._may_join_until else None
 
     def commit_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
         self._committing = any(act.write for act in acts)

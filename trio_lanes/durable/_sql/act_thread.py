@@ -3,9 +3,9 @@
 Theory of operation:
 
 * Tasks hand acts over to the thread. All acts that have piled up during one transaction go into
-  the next transaction together, and those that come while it begins. So the claim that a worker
-  asks for with a submission is in the transaction of the job, and other instances hear nothing of
-  a job that is claimed.
+  the next transaction together, and a claim that comes while it begins (`Transactions.joining_at`).
+  So the claim that a worker asks for with a submission is in the transaction of the job, and other
+  instances hear nothing of a job that is claimed.
 * The rules refuse an act before they write, so a refused act fails alone, and the transaction
   keeps the refusal under its ticket. If the database refuses the transaction, or an act fails
   otherwise, the transaction is undone and each act is repeated in a transaction of its own, unless
@@ -99,9 +99,8 @@ class HandedAct(Generic[T]):
 
     @property
     def may_join(self) -> bool:
-        """Whether a transaction that has begun for others can take it: it looks up nothing."""
-        looks_up = self.ticket or self.lookups.batch or self.lookups.ids
-        return self.write and self.now is None and not looks_up
+        """Whether a transaction that has begun for others can take it: a claim, and no more."""
+        return self.lookups.room > 0 and not self.lookups.ids
 
     def refuse(self, error: BaseException) -> None:
         """Let the caller get an error: nothing of the act has happened, as far as known."""
@@ -122,6 +121,10 @@ class Transactions(ABC):
     @abstractmethod
     def begin_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
         """Begin a transaction for these acts."""
+
+    def joining_at(self) -> float | None:
+        """Return the store's time for acts that join the transaction now; None: they may not."""
+        return None
 
     @abstractmethod
     def commit_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
@@ -403,7 +406,10 @@ class ActThread:
                     act.refuse(one)
 
     def _let_join(self, acts: list[HandedAct[Any]]) -> None:
-        """Add the acts that came while the transaction began, up to one that cannot join."""
+        """Add the claims that came while the transaction began, up to another act."""
+        now = self._tables.joining_at()
+        if now is None:
+            return
         self._take_over()
         following = self._following
         while following and len(acts) < MAX_ACTS:
@@ -411,6 +417,7 @@ class ActThread:
             if act is None or not act.may_join:
                 break
             following.popleft()
+            act.now = now
             acts.append(act)
             if acts is not self._acts:
                 self._acts.append(act)
@@ -418,8 +425,7 @@ class ActThread:
     def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
         tables.begin_acts(engine, acts)
-        if any(act.write for act in acts):
-            self._let_join(acts)
+        self._let_join(acts)
         for act in acts:
             before = tables.writes
             try:
