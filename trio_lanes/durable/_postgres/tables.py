@@ -2,8 +2,8 @@
 
 Theory of operation
 
-A statement that waits for its answer costs a trip over the network, so a transaction makes two or
-three trips, however many acts it has:
+A statement that waits for its answer costs a trip over the network, so a transaction makes two
+trips, or three, however many acts it has:
 
 1. It locks the row of `meta`, and asks for what the acts will look up by name (`ReadAhead`).
 2. If another process has changed the tables since the last transaction (`meta.version`), the answer
