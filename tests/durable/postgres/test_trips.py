@@ -1,6 +1,7 @@
 """Trips to the server, connections, and what is read again when another instance has written."""
 
 import threading
+from time import monotonic, sleep
 from typing import Any
 from unittest.mock import ANY
 
@@ -22,6 +23,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._postgres.link import PostgresLink
+from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable.acts.inspection import AllStatistics, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.orders import Clear, Configure
@@ -312,3 +314,88 @@ async def test_a_claim_reads_the_homes_of_the_jobs_on_a_ready_list_in_one_trip(
         assert [one.session for one in (await home.step(3, [], 2)).claims] == ["s0", "s1"]
         await home.leave()
         assert len((await other.step(3, [], 9)).claims) == 4
+
+
+class Beginning:
+    """Holds a transaction of a store between its beginning and the acts that may join it."""
+
+    def __init__(self, store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self._number = threading.Event(), 0
+        self._writer = store._writer
+        self._joining_at = PostgresTables.joining_at
+        monkeypatch.setattr(PostgresTables, "joining_at", lambda tables: self._held(tables))
+
+    def _held(self, tables: PostgresTables) -> float | None:
+        if self._number:
+            self.begun.set()
+            until = monotonic() + 60
+            while self._writer._handed_over.qsize() < self._number and monotonic() < until:
+                sleep(0.001)
+            self._number = 0
+        return self._joining_at(tables)
+
+    async def __call__(self, *calls: Any) -> list[Any]:
+        """Make the calls: the others while the transaction of the first begins. Return answers."""
+        answers: list[Any] = [None] * len(calls)
+        self.begun.clear()
+        self._number = len(calls) - 1
+
+        async def call(place: int) -> None:
+            answers[place] = await calls[place]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, 0)
+            await trio.to_thread.run_sync(self.begun.wait, 60)
+            for place in range(1, len(calls)):
+                nursery.start_soon(call, place)
+                await trio.testing.wait_all_tasks_blocked()
+        return answers
+
+
+async def test_a_claim_that_is_asked_for_while_a_transaction_begins_joins_it(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.tables.JOINED_FOR", 60.0)
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    version = f"SELECT version FROM {namespace}.meta"
+    one = [SubmittedJob(name="a")]
+    async with store.open(opening()):
+        await store.join("me")
+        at_once = Beginning(store, monkeypatch)
+        ((before,),) = server.run(version)
+        (id,), step = await at_once(store.do(Enqueue(one), "t1"), store.step(1, [], 9))
+        assert [claim.id for claim in step.claims] == [id]
+        assert server.run(version) == [(before + 1,)]
+        # no other act joins, nor a claim that comes after one
+        ids, others, step = await at_once(
+            store.do(Enqueue(one), "t2"), store.do(Enqueue(one), "t3"), store.step(2, [], 9)
+        )
+        assert [claim.id for claim in step.claims] == [*ids, *others]
+        assert server.run(version) == [(before + 3,)]
+        monkeypatch.setattr("trio_lanes.durable._postgres.tables.JOINED_FOR", -1.0)
+        (id,), step = await at_once(store.do(Enqueue(one), "t4"), store.step(3, [], 9))
+        assert [claim.id for claim in step.claims] == [id]
+        assert server.run(version) == [(before + 5,)]
+
+
+async def test_a_claim_that_has_joined_a_transaction_that_fails_is_made_in_one_of_its_own(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.tables.JOINED_FOR", 60.0)
+    commit_acts, failures = PostgresTables.commit_acts, [1]
+
+    def fails_once(tables: PostgresTables, *args: Any) -> None:
+        if failures and len(args[1]) == 2:
+            failures.pop()
+            raise psycopg.errors.SerializationFailure
+        commit_acts(tables, *args)
+
+    monkeypatch.setattr(PostgresTables, "commit_acts", fails_once)
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening()):
+        await store.join("me")
+        at_once = Beginning(store, monkeypatch)
+        enqueue = store.do(Enqueue([SubmittedJob(name="a")]), "t1")
+        (id,), step = await at_once(enqueue, store.step(1, [], 9))
+        assert [claim.id for claim in step.claims] == [id]
+        assert failures == []

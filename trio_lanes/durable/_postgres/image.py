@@ -11,7 +11,7 @@ instance reads when another one has written is what that one has changed, howeve
   of many deltas only the last word on a job counts.
 * An instance whose cache is of a batch that is not in the chain, or too far behind, drops its cache
   and reads all anew. So nothing rests on a delta but time. A transaction writes none while nobody
-  else listens, and none if it has changed what a delta does not say (`Delta.incomplete`).
+  else listens, and none if it has changed what a delta does not say (`Changes.incomplete`).
 * Numbers may come twice, if the server has gone back to older data. Ids do not.
 """
 

@@ -22,6 +22,7 @@ Theory of operation:
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -405,11 +406,15 @@ class ActThread:
                         one.unknown = unknown and act.write
                     act.refuse(one)
 
-    def _let_join(self, acts: list[HandedAct[Any]]) -> None:
-        """Add the claims that came while the transaction began, up to another act."""
+    def _let_join(self, acts: list[HandedAct[Any]]) -> tuple[float, list[HandedAct[Any]]]:
+        """Add the claims that came while the transaction began, up to another act.
+
+        Return the store's time for them, and the acts.
+        """
+        joined: list[HandedAct[Any]] = []
         now = self._tables.joining_at()
         if now is None:
-            return
+            return math.nan, joined
         self._take_over()
         following = self._following
         while following and len(acts) < MAX_ACTS:
@@ -417,19 +422,21 @@ class ActThread:
             if act is None or not act.may_join:
                 break
             following.popleft()
-            act.now = now
+            joined.append(act)
             acts.append(act)
-            if acts is not self._acts:
-                self._acts.append(act)
+            self._acts.append(act)
+        return now, joined
 
     def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
         tables.begin_acts(engine, acts)
-        self._let_join(acts)
+        joined_at, joined = self._let_join(acts)
         for act in acts:
             before = tables.writes
             try:
-                if act.now is not None:
+                if act in joined:
+                    engine.now = joined_at
+                elif act.now is not None:
                     engine.now = act.now
                 act.perform(engine)
             except tables.errors:
