@@ -9,6 +9,7 @@ import trio
 
 from trio_lanes import RateLimit
 from trio_lanes.durable import (
+    Died,
     Finish,
     LaneLimit,
     Opening,
@@ -17,6 +18,8 @@ from trio_lanes.durable import (
     Succeeded,
     open_durable_lanes,
 )
+from trio_lanes.durable._contract.records import Selection
+from trio_lanes.durable._contract.state import DEAD_LETTERS
 from trio_lanes.durable._postgres.image import Image
 from trio_lanes.durable._rules.counts import Counts
 from trio_lanes.durable._rules.running import Running
@@ -27,7 +30,7 @@ from trio_lanes.durable._sql.tables import DUE, SPECIAL, SUSPECTED
 from trio_lanes.durable._wire.codec import decode
 from trio_lanes.durable.acts.inspection import Repair
 from trio_lanes.durable.acts.jobs import Enqueue
-from trio_lanes.durable.acts.orders import Configure
+from trio_lanes.durable.acts.orders import Configure, Purge
 from trio_lanes.durable.testing import Life, simulate
 
 from . import in_loop
@@ -248,6 +251,39 @@ async def test_a_job_with_long_texts_is_read_by_who_wants_it(
         assert [claim.id for claim in (await two.step(4, [], 9)).claims] == [third]
         assert await one.step(4, [], 9)
         assert all(caught_up)
+
+
+async def test_what_comes_after_a_run_with_long_texts_is_taken_in_without_the_runs(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    text = f'"{"x" * 100_000}"'
+    async with opened(server, namespace, 2) as (one, two):
+        await one.step(1, [], 0)
+        await enqueue(two, job(payload=text), job())
+        long, short = (await two.step(1, [], 9)).claims
+        caught_up.clear()
+        await enqueue(one, job(session="s"))
+        await two.step(2, [Finish(short.id, short.fence, Succeeded("1"))], 0)
+        await enqueue(one, job(session="s"))
+        assert len((await one.step(2, [], 9)).claims) == 1
+        await two.step(3, [Finish(long.id, long.fence, Succeeded("1"))], 0)
+        await one.step(3, [], 0)
+        assert all(caught_up)
+
+
+async def test_jobs_that_are_purged_elsewhere_are_gone(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    error = '{"type": "ValueError", "message": "no", "traceback": ""}'
+    async with opened(server, namespace, 2) as (one, two):
+        await enqueue(one, job(session="s"), job(session="s"))
+        (first,) = (await one.step(1, [], 9)).claims
+        await one.step(2, [Finish(first.id, first.fence, Died(error))], 0)
+        await two.step(1, [], 0)
+        caught_up.clear()
+        assert await one.do(Purge(Selection(states=DEAD_LETTERS)), "") == 1
+        assert len((await two.step(2, [], 9)).claims) == 1
+        assert caught_up == [True, True]
 
 
 @pytest.mark.parametrize("bound", ["delta.MAX_NAMED", "delta.MAX_DELTA", "image.MAX_BEHIND"])

@@ -92,7 +92,10 @@ PYTHON_ONLY = {
         is_paused Claims.note_skipped size read first pop shares LaneTurn._suspect
         LaneTurn.put_passed
     """,
-    "engine": "digest is_refusal open_as_worker once keep_refusal check_joined take_in record",
+    "engine": """
+        digest is_refusal open_as_worker once keep_refusal check_joined take_in record
+        is_work_left
+    """,
     "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",
     "inspection": """

@@ -141,9 +141,9 @@ class Image(ReadAhead):
             self._set(kind, name, None if data is None else decode(data))
         for meter, added, keep in delta.marks:
             self._take_marks(meter, [(time, starts) for time, starts in added], keep)
-        if cache.counts is not None:
-            for key, by in delta.counts.items():
-                cache.counts.add(key, by)
+        assert cache.counts is not None  # a cache that is not fresh has them
+        for key, by in delta.counts.items():
+            cache.counts.add(key, by)
         if delta.suspects:
             cache.suspected = None
         for id in delta.over.keys() | delta.long.keys():
