@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.needs import need
 
+from . import in_loop
 from .server import Server, programs
 
 _namespaces = itertools.count(1)
@@ -33,6 +34,13 @@ def namespace() -> str:
 @pytest.fixture
 def dsn(server: Server) -> str:
     return server.dsn()
+
+
+@pytest.fixture
+def lives(server: Server) -> Iterator[in_loop.Life]:
+    lives = in_loop.Life(server.dsn())
+    yield lives
+    lives.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Simulated lives over a real server, and the same life in PostgreSQL and in memory."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from .clock import StoreClock
 from .server import Server
 
 pytestmark = pytest.mark.real_processes
-
-
-@pytest.fixture
-def lives(server: Server) -> Iterator[in_loop.Life]:
-    lives = in_loop.Life(server.dsn())
-    yield lives
-    lives.close()
 
 
 @pytest.mark.seeds(2)

@@ -10,6 +10,7 @@ from .._contract.state import PARKED, RUNNING, WAITING
 from .._rules.counts import COUNTED, Key
 from .._rules.job_record import JobRecord
 from .._sql.rows import COLUMNS, Row, values_of
+from .._wire.codec import encode
 
 MAX_NAMED: Final = 1_000
 """How many jobs a delta names at most."""
@@ -38,7 +39,7 @@ class Changes:
       jobs: {id: the job that has changed}
       deleted: {id: the lane of the job that was deleted}
       counts: by how much the numbers of jobs have changed.
-      settings: {(kind, name): its JSON; None: it is gone}
+      settings: {(kind, name): the setting; None: it is gone}
       marks: [(meter, the marks that were added, how many are kept)], in order.
       suspects: whether jobs that have run in a crash have changed.
       incomplete: whether more has changed than this says.
@@ -48,7 +49,7 @@ class Changes:
         self.jobs: Final[dict[int, JobRecord]] = {}
         self.deleted: Final[dict[int, str]] = {}
         self.counts: Final[dict[Key, int]] = {}
-        self.settings: Final[dict[tuple[str, str], str | None]] = {}
+        self.settings: Final[dict[tuple[str, str], Any]] = {}
         self.marks: Final[list[tuple[str, Sequence[Any], int]]] = []
         self.suspects = False
         self.incomplete = False
@@ -72,7 +73,9 @@ class Changes:
             else:
                 rows.append(_all_of(job))
         counts = [(*key, by) for key, by in self.counts.items() if by]
-        settings = [(*key, data) for key, data in self.settings.items()]
+        settings = [
+            (*key, None if value is None else encode(value)) for key, value in self.settings.items()
+        ]
         said = rows, long, list(over.items()), counts, settings, self.marks, self.suspects
         text = json.dumps(said)
         return text if len(text) <= MAX_DELTA else None
@@ -86,6 +89,7 @@ class Delta:
       rows: {id: its columns}, of the jobs that have changed, and are neither over nor long.
       long: {id: its columns, with other texts}, of those whose texts are too long.
       over: {id: its lane}, of the jobs that have ended, are dead or deleted.
+      settings: {(kind, name): its JSON; None: it is gone}
 
     For the others see `Changes`.
     """

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ..._limits.meters import Marks, put
 from .._sql.rows import Cursor, record_of
-from .._wire.codec import decode, encode
+from .._wire.codec import decode
 from .delta import Changes, Delta
 from .read_ahead import ReadAhead
 from .rows import PostgresRows
@@ -81,7 +81,7 @@ class Image(ReadAhead):
 
     def _put_text(self, kind: str, name: str, value: Any) -> None:
         super()._put_text(kind, name, value)
-        self._changes.settings[kind, name] = None if value is None else encode(value)
+        self._changes.settings[kind, name] = value
 
     def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
         super().put_marks(meter, added, keep, until)

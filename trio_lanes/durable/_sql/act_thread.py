@@ -22,7 +22,6 @@ Theory of operation:
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -406,15 +405,15 @@ class ActThread:
                         one.unknown = unknown and act.write
                     act.refuse(one)
 
-    def _let_join(self, acts: list[HandedAct[Any]]) -> tuple[float, list[HandedAct[Any]]]:
+    def _let_join(self, acts: list[HandedAct[Any]]) -> dict[HandedAct[Any], float]:
         """Add the claims that came while the transaction began, up to another act.
 
-        Return the store's time for them, and the acts.
+        Return them, with the store's time for each.
         """
-        joined: list[HandedAct[Any]] = []
+        joined: dict[HandedAct[Any], float] = {}
         now = self._tables.joining_at()
         if now is None:
-            return math.nan, joined
+            return joined
         self._take_over()
         following = self._following
         while following and len(acts) < MAX_ACTS:
@@ -422,22 +421,21 @@ class ActThread:
             if act is None or not act.may_join:
                 break
             following.popleft()
-            joined.append(act)
+            joined[act] = now
             acts.append(act)
             self._acts.append(act)
-        return now, joined
+        return joined
 
     def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
         tables.begin_acts(engine, acts)
-        joined_at, joined = self._let_join(acts)
+        joined = self._let_join(acts)
         for act in acts:
             before = tables.writes
             try:
-                if act in joined:
-                    engine.now = joined_at
-                elif act.now is not None:
-                    engine.now = act.now
+                now = joined.get(act, act.now)
+                if now is not None:
+                    engine.now = now
                 act.perform(engine)
             except tables.errors:
                 raise

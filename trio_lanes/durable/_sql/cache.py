@@ -106,7 +106,7 @@ class Cache:
         self._moved(job, job.state, None)
 
     def is_now(self, job: JobRecord) -> None:
-        """Take in what another instance has made of a job, which has its number counted."""
+        """Take in what another instance has made of a job; `counts` is told apart."""
         self._touch(job.lane)
         self._changed_due(job)
         if self.runs is not None:
