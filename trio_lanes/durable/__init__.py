@@ -69,6 +69,7 @@ from .store import Selection as Selection
 from .store import SendResult as SendResult
 from .store import Step as Step
 from .store import Store as Store
+from .store import StoreActivity as StoreActivity
 from .store import StoreError as StoreError
 from .store import StoreLockedError as StoreLockedError
 from .store import StoreRules as StoreRules

@@ -49,6 +49,7 @@ from ._contract.records import Released as Released
 from ._contract.records import Selection as Selection
 from ._contract.records import SendResult as SendResult
 from ._contract.records import Step as Step
+from ._contract.records import StoreActivity as StoreActivity
 from ._contract.records import StoreRules as StoreRules
 from ._contract.records import SubmittedJob as SubmittedJob
 from ._contract.records import Succeeded as Succeeded

@@ -645,6 +645,37 @@ class HeldSnapshot:
 
 
 @final
+@attrs.frozen(kw_only=True)
+class StoreActivity:
+    """How the commits of one instance to its store go: what its last heartbeat said.
+
+    A commit is a transaction that wrote something, with all the acts that it took. The counts begin
+    when the instance opens the store. Of a SQLite file that is served to several workers, all say
+    the same: what the process that serves it does.
+    """
+
+    batch: int = 0
+    """The number of the newest batch of changes that the instance knows; 0: the store has none."""
+    commits: int
+    """How many commits it has made."""
+    late: int = 0
+    """How often a commit of it came late, and was done again: another instance had committed first.
+    One that came late twice counts twice."""
+    longest_wait: float = 0.0
+    """The longest wait of a transaction for the lock of the store, in seconds and with the way to
+    the server, of the waits that ended in this minute and the one before; 0: none waited."""
+    image_at: float | None = None
+    """The store's time at which the image, its copy of the store, was last known to be the newest.
+    None: it has none, or each transaction makes sure."""
+    image_age: float | None = None
+    """The seconds from then until the heartbeat."""
+    commits_a_second: float | None = None
+    """How many commits it made a second between its last two heartbeats; None: it has sent one."""
+    late_share: float | None = None
+    """Which part of the commits that it tried between them came late, from 0 to 1."""
+
+
+@final
 @attrs.frozen
 class InstanceInfo:
     """One instance that claims jobs from a store: a process, or a part of a process."""
@@ -669,6 +700,8 @@ class InstanceInfo:
     """For how many seconds a heartbeat prolongs its lease; `math.inf` in a store with a lock."""
     silent: float = 0.0
     """Seconds since its last heartbeat, by the store's time; 0 in a store with a lock."""
+    activity: StoreActivity | None = None
+    """How its commits go; None: nobody says it, as in a store without heartbeats, or on Valkey."""
 
 
 @final

@@ -15,6 +15,7 @@ import trio
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening
+from .._rules.commits import Commits
 from .._rules.engine import Engine, is_refusal
 from .._rules.engine_store import MAX_PAYLOAD, NO_LOOKUPS, EngineStore, Lookups
 from .._rules.queues import Queues
@@ -47,6 +48,7 @@ class MemoryStore(EngineStore):
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
         self._engine = Engine(self._tables, opening)
+        self._commits = Commits()
         self._open.append(self)
         try:
             yield
@@ -72,6 +74,7 @@ class MemoryStore(EngineStore):
             raise
         finally:
             self._tables.commit_answers()  # nothing is undone
+        self._commits.made += 1
         for store in self._open:
             elsewhere = store is not self and engine.work_elsewhere
             store._announce(engine.accepted, engine.news, engine.work_ready or elsewhere)

@@ -69,6 +69,7 @@ from .._contract.records import (
     Postponed,
     Released,
     Step,
+    StoreActivity,
     SubmittedJob,
     Succeeded,
 )
@@ -98,6 +99,8 @@ T = TypeVar("T")
 
 MAX_FORGOTTEN: Final = 500
 """How many ended jobs a step deletes at most."""
+LEAST_INTERVAL: Final = 0.1
+"""Seconds between two heartbeats below which they tell no rates of commits."""
 FORGET_LANES_EVERY: Final = 60.0
 """Seconds between two looks of an instance for lanes of templates to forget."""
 
@@ -191,6 +194,7 @@ class Engine(Queues):
         former: str = "",
         lost: Sequence[tuple[int, int]] = (),
         held: Collection[int] = (),
+        activity: StoreActivity | None = None,
     ) -> None:
         """Become a new incarnation, then give back the jobs of instances that are gone.
 
@@ -202,9 +206,10 @@ class Engine(Queues):
           lost: (id, fence) of this process's runs that ended with its lease; they count no crash.
           held: fences of runs of ``former`` that have ended, and become runs of ``instance``. A run
             that ended at the very time of its cancellation is in ``lost`` as well.
+          activity: what is known of this instance's commits.
         """
         if self.tables.answer(instance, self.now) is not None:
-            self.beat(instance, lease_until)
+            self.beat(instance, lease_until, activity)
             return
         self.tables.put_answer(instance, None, self.now)
         for id, fence in lost:
@@ -220,17 +225,23 @@ class Engine(Queues):
         info = InstanceInfo(
             *(instance, host, pid, self.now, lease_until, tuple(sorted(names)), 0),
             lease_ttl=self.opening.lease_ttl if lease_until < math.inf else math.inf,
+            activity=activity,
         )
         tables.put(INSTANCES, instance, info)
         self._reap(instance)
         self.work_ready = True
 
-    def beat(self, instance: str, lease_until: float) -> bool:
-        """Prolong the lease; return False if it is over."""
+    def beat(
+        self, instance: str, lease_until: float, activity: StoreActivity | None = None
+    ) -> bool:
+        """Prolong the lease, and say how commits go; return False if the lease is over."""
         if not self.is_alive(instance):
             return False
         info = self.tables.of(INSTANCES)[instance]
-        self.tables.put(INSTANCES, instance, attrs.evolve(info, lease_until=lease_until))
+        if activity is not None:
+            activity = _with_rates(activity, info, self.now)
+        beaten = attrs.evolve(info, lease_until=lease_until, activity=activity)
+        self.tables.put(INSTANCES, instance, beaten)
         self._reap(instance)
         return True
 
@@ -501,6 +512,21 @@ class Engine(Queues):
         if self.opening.affinity and not isinstance(outcome, Released):
             note_home(self, job)
         return True
+
+
+def _with_rates(activity: StoreActivity, info: InstanceInfo, now: float) -> StoreActivity:
+    """Return the activity of an instance with its rates since its last heartbeat, ``info``."""
+    before, seconds = info.activity, silent_for(info, now)
+    image_at = activity.image_at
+    activity = attrs.evolve(
+        activity, image_age=None if image_at is None else max(0.0, now - image_at)
+    )
+    if before is None or seconds < LEAST_INTERVAL or activity.commits < before.commits:
+        return activity  # it counts anew if the store was opened anew
+    made, late = activity.commits - before.commits, activity.late - before.late
+    return attrs.evolve(
+        activity, commits_a_second=made / seconds, late_share=late / max(1, made + late)
+    )
 
 
 def _record(item: SubmittedJob, now: float) -> JobRecord:

@@ -16,10 +16,11 @@ from .._contract.act import NO_LOOKUPS as NO_LOOKUPS
 from .._contract.act import Act, PortionedAct, Question
 from .._contract.act import Lookups as Lookups
 from .._contract.protocol import ServedAt
-from .._contract.records import Ended, Finish, InstanceInfo, Step
+from .._contract.records import Ended, Finish, InstanceInfo, Step, StoreActivity
 from .._contract.state import DEAD, ENDED
 from .._contract.waiter import Waiters
 from . import lines, talk
+from .commits import Commits
 from .engine import Engine
 from .queues import Queues
 
@@ -75,6 +76,7 @@ class EngineStore(ABC):
         self.renewed: trio.Event | None = None
         self.instance: str = ""
         """The incarnation that makes the next call: each call reads it at its beginning."""
+        self._commits = Commits()
         self._waiters: Final = Waiters()
         self._wake_ups: Final = _WakeUps()
         self._look_again: Final = self._wake_ups.send
@@ -159,26 +161,32 @@ class EngineStore(ABC):
 
     # ---- instances
 
+    def activity(self) -> StoreActivity | None:
+        """Return how the commits of this object go, for a heartbeat; None: nothing is known."""
+        return self._commits.activity()
+
     async def join(
         self, ticket: str, lost: Sequence[tuple[int, int]] = (), held: Collection[int] = ()
     ) -> None:
-        former = self.instance
+        former, activity = self.instance, self.activity() if self.leased else None
         if former == ticket:  # it was asked before, and got an answer
             former = ""
 
         def join(engine: Engine) -> list[InstanceInfo]:
             until = self._lease_until(engine)
-            engine.join(ticket, lease_until=until, former=former, lost=lost, held=held)
+            engine.join(
+                ticket, lease_until=until, former=former, lost=lost, held=held, activity=activity
+            )
             return engine.given_up
 
         tell_given_up(await self._transact(join))
         self.instance = ticket
 
     async def beat(self) -> bool:
-        me = self.instance
+        me, activity = self.instance, self.activity()
 
         def beat(engine: Engine) -> tuple[bool, list[InstanceInfo]]:
-            return engine.beat(me, self._lease_until(engine)), engine.given_up
+            return engine.beat(me, self._lease_until(engine), activity), engine.given_up
 
         alive, given_up = await self._transact(beat)
         tell_given_up(given_up)

@@ -37,6 +37,7 @@ from trio.lowlevel import Abort
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Ended
+from .._rules.commits import Commits
 from .._rules.engine import Engine, is_refusal
 from .._rules.engine_store import NO_LOOKUPS, Lookups
 
@@ -165,6 +166,8 @@ class ActThread:
         self._engine: Final = engine
         self._patience: Final = patience
         self._announce: Final = announce
+        self.commits: Final = Commits()
+        """The commits of the thread, which notes them."""
         self._handed_over: Final[SimpleQueue[HandedAct[Any] | None]] = SimpleQueue()
         self._following: Final[deque[HandedAct[Any] | None]] = deque()  # that were taken over
         self._acts: list[HandedAct[Any]] = []  # that are done and delivered together
@@ -428,7 +431,11 @@ class ActThread:
 
     def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
-        tables.begin_acts(engine, acts)
+        began, unchanged = monotonic(), tables.writes
+        try:
+            tables.begin_acts(engine, acts)
+        finally:
+            self.commits.waited(monotonic() - began)  # also if it was in vain
         joined = self._let_join(acts)
         for act in acts:
             before = tables.writes
@@ -446,6 +453,7 @@ class ActThread:
                 engine.keep_refusal(act.ticket, error)
         self._seal(acts)
         tables.commit_acts(engine, acts)
+        self.commits.made += tables.writes != unchanged
         self._accepted += engine.accepted
         self._news += engine.news
         self._look = self._look or engine.work_ready

@@ -35,6 +35,7 @@ class SqlStore(EngineStore):
     ) -> AsyncIterator[None]:
         """Do acts in a thread until the end of the block; ``listen`` hears of other processes."""
         self._writer = writer
+        self._commits = writer.commits
         writer.start()
         try:
             async with trio.open_nursery() as nursery:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 import trio
 
 from .._contract.errors import StoreUnavailableError
-from .._contract.records import Opening
+from .._contract.records import Opening, StoreActivity
 from .._rules.engine import Engine
 from .._rules.engine_store import NO_LOOKUPS, EngineStore, Lookups
 from .._rules.queues import Queues
@@ -105,6 +105,9 @@ class Guest(EngineStore):
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         self._opened()
         return await self._host.store._read(look, long=long)
+
+    def activity(self) -> StoreActivity | None:
+        return self._host.store.activity()
 
     async def declare_dead(self, instance: str) -> None:
         await super().declare_dead(instance)
