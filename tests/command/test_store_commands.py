@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -21,12 +23,15 @@ from trio_lanes.command import main
 from trio_lanes.durable import (
     DurableJobError,
     DurableLanes,
+    InstanceInfo,
     NoRetry,
     RetryPolicy,
     SqliteStore,
+    StoreActivity,
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable._wire.codec import encode
 
 
 class Shop:
@@ -241,6 +246,53 @@ def test_status_says_when_a_worker_is_gone(shop: Shop, monkeypatch: pytest.Monke
     lives = {one["id"]: one["lives"] for one in shop.ask("status")["instances"]}
     assert lives == {"a": False, "b": None, "c": True}
     assert shop.say("status")[1].count("(gone)") == 1
+
+
+def test_instances_lists_workers_with_their_heartbeats_and_how_their_commits_go(
+    shop: Shop,
+) -> None:
+    assert shop.say("instances") == (0, "no worker\n", "")
+    assert shop.ask("instances") == []
+    now = time.time()
+    busy = StoreActivity(
+        batch=12_345,
+        commits=90,
+        late=7,
+        longest_wait=0.25,
+        image_at=now - 2,
+        image_age=2.0,
+        commits_a_second=1234.56,
+        late_share=0.125,
+    )
+    one = InstanceInfo("a", "box", 97, now - 100, now + 25, ("act", "cook"), 0)
+    one = attrs.evolve(one, lease_ttl=30.0, activity=busy)
+    new = attrs.evolve(one, id="b", pid=98, activity=StoreActivity(commits=1))
+    gone = attrs.evolve(one, id="c", pid=99, lease_until=now - 5, activity=None)
+    owner = attrs.evolve(gone, id="d", pid=100, lease_until=math.inf, lease_ttl=math.inf)
+    with closing(sqlite3.connect(shop.path)) as connection, connection:
+        rows = [(info.id, encode(info)) for info in (one, new, gone, owner)]
+        connection.executemany("INSERT INTO settings VALUES ('instance', ?, ?)", rows)
+    code, out, err = shop.say("instances")
+    assert (code, err) == (0, "")
+    since = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    heads, _, *listed = (re.sub(" +", " ", line).strip() for line in out.splitlines())
+    assert heads == (
+        "worker running since heartbeat commits/s late longest wait batch image handlers"
+    )
+    expected = (
+        rf"97 on box 0 {since} \S+ s ago 1,234\.6 12% 0\.2 s 12,345 2\.0 s act, cook",
+        rf"98 on box 0 {since} \S+ s ago 0\.0 s act, cook",
+        rf"99 on box \(gone\) 0 {since} \S+ s ago act, cook",
+        rf"100 on box 0 {since} act, cook",
+    )
+    assert len(listed) == len(expected)
+    for line, pattern in zip(listed, expected, strict=True):
+        assert re.fullmatch(pattern, line), line
+    a, b, c, d = shop.ask("instances")
+    assert a["activity"] == attrs.asdict(busy)
+    assert (a["lives"], a["names"], a["lease_ttl"]) == (True, ["act", "cook"], 30.0)
+    assert 5 <= a["silent"] < 60
+    assert (b["activity"]["late_share"], c["lives"], d["activity"]) == (None, False, None)
 
 
 def test_jobs_lists_jobs_with_their_notes(shop: Shop) -> None:

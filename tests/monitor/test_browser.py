@@ -37,7 +37,13 @@ from trio_lanes import (
     current_job,
     open_lanes,
 )
-from trio_lanes.durable import DurableLanes, MemoryStore, RetryPolicy, open_durable_lanes
+from trio_lanes.durable import (
+    DurableLanes,
+    MemoryStore,
+    RetryPolicy,
+    StoreActivity,
+    open_durable_lanes,
+)
 from trio_lanes.monitor import Role, serve_monitor
 from trio_lanes.monitor._app import MAX_VIEWERS
 
@@ -748,7 +754,9 @@ async def test_a_checker_of_accessibility_finds_nothing_in_any_look() -> None:
 
 
 @pytest.mark.needs("npm")
-async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why() -> None:
+async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Over durable lanes: also the checker of accessibility looks at what is theirs."""
     heals: list[bool] = []
 
@@ -797,9 +805,12 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
         expect(store).to_contain_text("Paused sessions")
         instance = store.get_by_role("table", name="Instances")
         expect(instance.get_by_role("columnheader")).to_have_text(
-            ["instance", "running", "by lane", "since"]
+            ["instance", "running", "by lane", "commits", "since"]
         )
         expect(instance).to_contain_text("main 1 · other 3")
+        expect(instance).to_contain_text(
+            "12.5 a second · 25 % late · longest wait 1.5 s · batch 4711 · image 2.0 s old"
+        )
         for look, options in LOOKS.items():
             seen = stage.open(operates=True, address=f"#{page.url.partition('#')[2]}", **options)
             expect(seen.locator("lanes-durable")).to_contain_text("Paused sessions")
@@ -826,13 +837,25 @@ async def test_dead_letters_of_a_store_are_requeued_and_a_waiting_job_says_why()
         reader.unroute("**/durable")
         expect(reader.locator("lanes-durable")).to_contain_text("Instances")
 
+    store = MemoryStore()
+    said = StoreActivity(
+        batch=4711,
+        commits=9000,
+        longest_wait=1.5,
+        image_at=1.0,
+        image_age=2.0,
+        commits_a_second=12.5,
+        late_share=0.25,
+    )
+    monkeypatch.setattr(store, "activity", lambda: said)
     with trio.fail_after(3 * PATIENCE):  # it looks at the page five times
         async with open_durable_lanes(
-            MemoryStore(),
+            store,
             {"fragile": fragile, "long": long, "locks": locks, "spends": spends},
             {"main": 1, "other": 6},
             retry=RetryPolicy(max_attempts=1),
             grace=0,
+            lease_ttl=6000,  # so no heartbeat says anything else
             quotas={"tokens": RateLimit(100, per=1000.0, unit="tokens")},
         ) as lanes:
             await lanes.pause("session:ann")

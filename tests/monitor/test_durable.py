@@ -75,6 +75,7 @@ async def test_the_page_tells_of_instances_retries_and_dead_letters_by_error(
         (instance,) = told["instances"]
         assert (instance["running"], instance["names"]) == (1, ["fail", "wait"])
         assert instance["lanes"] == {"main": 1}
+        assert instance["activity"]["commits_a_second"] is None  # it has sent one heartbeat
         (group,) = told["dead"]
         assert (group["handler"], group["error"], group["count"]) == ("fail", "ValueError", 3)
         assert group["example"] == "ValueError: no 0"
@@ -83,6 +84,20 @@ async def test_the_page_tells_of_instances_retries_and_dead_letters_by_error(
         parked, queued = told["jobs"]
         assert (parked["id"], parked["why"], parked["attempt"]) == (retried.id, "retry", 0)
         assert (queued["id"], queued["session"], queued["until"]) == (waiting.id, "ben", None)
+
+
+async def test_the_page_tells_how_the_commits_of_an_instance_go(
+    autojump_clock: MockClock,
+) -> None:
+    async with opened() as (lanes, app, _):
+        await trio.sleep(11)
+        for number in range(20):
+            await lanes.submit("fail", number, lane="free")
+        await trio.sleep(10)
+        (instance,) = (await view(app))["instances"]
+        said = instance["activity"]
+        assert 2 <= said["commits_a_second"] < 20
+        assert (said["late_share"], said["batch"], said["image_age"]) == (0.0, 0, None)
 
 
 async def test_a_job_says_how_many_of_its_children_have_ended(autojump_clock: MockClock) -> None:

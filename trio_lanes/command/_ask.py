@@ -7,6 +7,7 @@ nothing, and no command needs a living worker.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -15,13 +16,16 @@ import attrs
 from .. import UnknownLaneError, resolve_global_lane
 from .._config.names import SESSION_PREFIX, is_template, template_of
 from .._config.problems import verdict_on
+from .._config.reasons import in_words
 from ..durable import (
     DurableLanes,
     DurableState,
     DurableStatus,
+    InstanceInfo,
     LaneLimit,
     LockStatistics,
     ResultGoneError,
+    StoreActivity,
 )
 from ..durable._lanes.causes import lives
 from ..durable._lanes.told import READ_OF_A_STATE, of_oldest, of_retries
@@ -84,19 +88,12 @@ async def status(lanes: DurableLanes) -> Answer:
         "told": told,
         "locks": now.locks,
         "quotas": now.quotas,
-        "instances": [
-            {**attrs.asdict(one, recurse=False), "lives": lives(one)} for one in instances
-        ],
+        "instances": _with_life(instances),
     }
     workers = Table(
         ("worker", "running", "since", "handlers"),
         [
-            (
-                f"{one.pid} on {one.host}{' (gone)' if lives(one) is False else ''}",
-                number(one.running),
-                moment(one.since),
-                ", ".join(one.names),
-            )
+            (_process(one), number(one.running), moment(one.since), ", ".join(one.names))
             for one in instances
         ],
         frozenset({"running"}),
@@ -122,6 +119,49 @@ async def status(lanes: DurableLanes) -> Answer:
         workers if instances else "no worker",
     ]
     return Answer(document, shown)
+
+
+def _with_life(instances: Sequence[InstanceInfo]) -> list[dict[str, object]]:
+    return [{**attrs.asdict(one, recurse=False), "lives": lives(one)} for one in instances]
+
+
+def _process(one: InstanceInfo) -> str:
+    return f"{one.pid} on {one.host}{' (gone)' if lives(one) is False else ''}"
+
+
+async def instances(lanes: DurableLanes) -> Answer:
+    """List the workers, with the last heartbeat of each and how its commits go."""
+    found = await lanes.instances()
+    columns = ("commits/s", "late", "longest wait", "batch", "image")
+    table = Table(
+        ("worker", "running", "since", "heartbeat", *columns, "handlers"),
+        [
+            (
+                _process(one),
+                number(one.running),
+                moment(one.since),
+                "" if one.lease_until == math.inf else f"{in_words(one.silent)} ago",
+                *_how_commits_go(one.activity),
+                ", ".join(one.names),
+            )
+            for one in found
+        ],
+        frozenset({"running", *columns}),
+    )
+    return Answer(_with_life(found), [table if found else "no worker"])
+
+
+def _how_commits_go(said: StoreActivity | None) -> Sequence[str]:
+    if said is None:
+        return ("",) * 5
+    rate, share, age = said.commits_a_second, said.late_share, said.image_age
+    return (
+        "" if rate is None else f"{rate:,.1f}",
+        "" if share is None else f"{share:.0%}",
+        in_words(said.longest_wait),
+        number(said.batch) if said.batch else "",
+        "" if age is None else in_words(age),
+    )
 
 
 async def jobs(

@@ -91,6 +91,7 @@ def _ids(required: bool) -> click.Argument:
 
 COMMANDS: Final[Mapping[Act, Sequence[click.Parameter]]] = {
     _ask.status: (),
+    _ask.instances: (),
     _ask.jobs: (
         _ids(required=False),
         OF,

@@ -606,6 +606,21 @@ class ControlStories(Bench):
             else:
                 assert (silent.lease_ttl, silent.silent) == (math.inf, 0.0)
 
+    async def test_a_heartbeat_says_how_commits_go_or_nothing_does(self) -> None:
+        async with self.playing(lease_ttl=40.0) as store, self.instance(worker=False) as asking:
+            (joined,) = await asking.instances()
+            await self.advance(1.0)
+            assert await store.beat()
+            (beaten,) = await asking.instances()
+            if joined.activity is None:  # the store does not say it
+                assert beaten.activity is None
+            else:
+                assert beaten.activity is not None
+                assert beaten.activity.commits > joined.activity.commits
+                assert beaten.activity.commits_a_second is not None
+                assert 0 < beaten.activity.commits_a_second < 100
+                assert beaten.activity.late_share == 0.0
+
     async def test_statistics_name_the_paused_sessions(self) -> None:
         async with self.instance() as lanes, self.instance(worker=False) as asking:
             assert (await asking.statistics()).paused == {}

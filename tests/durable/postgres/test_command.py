@@ -1,6 +1,7 @@
 """The command `trio-lanes` on a store in PostgreSQL."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -34,6 +35,19 @@ async def test_the_command_shows_a_store_and_changes_it(server: Server, namespac
     assert done.returncode == 0, done.stderr
     done = await ask("status", "--store", named, "--json")
     assert json.loads(done.stdout)["waiting"] == 0
+
+
+async def test_the_command_lists_the_instances(server: Server, namespace: str) -> None:
+    async def act(payload: object) -> None: ...
+
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {"act": act}) as lanes:
+        done = await ask("instances", "--store", f"{server.dsn()}#{namespace}", "--json")
+        (here,) = await lanes.instances()
+    (told,) = json.loads(done.stdout)
+    assert (told["id"], told["pid"], told["names"]) == (here.id, os.getpid(), ["act"])
+    assert (told["lives"], told["lease_ttl"]) == (True, 30.0)
+    assert told["activity"]["commits"] >= 0
 
 
 async def test_the_command_makes_no_store(server: Server, namespace: str) -> None:

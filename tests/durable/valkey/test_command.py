@@ -70,6 +70,19 @@ async def test_a_process_that_dies_gives_its_jobs_to_another_before_its_lease_en
     assert await trio.to_thread.run_sync(parent.ended) == 0
 
 
+async def test_the_command_lists_the_instances(server: Server, namespace: str) -> None:
+    async def act(payload: object) -> None: ...
+
+    store = ValkeyStore(server.url, namespace=namespace)
+    async with open_durable_lanes(store, {"act": act}) as lanes:
+        done = await ask("instances", "--store", f"{server.url}#{namespace}", "--json")
+        (here,) = await lanes.instances()
+    (told,) = json.loads(done.stdout)
+    assert (told["id"], told["pid"], told["names"]) == (here.id, os.getpid(), ["act"])
+    assert (told["lives"], told["lease_ttl"]) == (True, 30.0)
+    assert told["activity"] is None
+
+
 async def test_the_command_makes_no_store(server: Server, namespace: str) -> None:
     done = await ask("status", "--store", f"{server.url}#{namespace}")
     assert done.returncode != 0

@@ -871,7 +871,19 @@ class DurableLanes(HasEnd):
         )
 
     async def instances(self) -> list[InstanceInfo]:
-        """Return the instances that claim jobs from the store."""
+        """Return the instances that claim jobs from the store.
+
+        Each has its host and process, since when it lives, until when it has its lease and how
+        long it is silent, its handlers, how many jobs it runs; and as ``activity`` how its commits
+        go, as its last heartbeat said: how many a second, which part came late, the longest wait
+        for the lock of the store, the newest batch that it knows, and the age of its image. With
+        ``worker=False`` an instance is not among them.
+
+        A checkpoint. It changes nothing, and can be cancelled.
+
+        Raises:
+          StoreUnavailableError: if the store does not answer now.
+        """
         return await asked(self._store, partial(self._store.look, inspection.AllInstances()))
 
     async def check(self, repair: bool = False) -> CheckReport:

@@ -4,6 +4,14 @@ import { Panel, h, limit, seconds, table, tell, to } from "./tools.js";
 
 /** @typedef {import("./types").View} View */
 
+/** How the commits of an instance go. @param {import("./types").Activity | null} said */
+function committed(said) {
+  if (said === null) return "";
+  const { batch, longest_wait: wait, image_age: age, commits_a_second: rate, late_share: late } = said;
+  return [rate !== null && `${rate.toFixed(1)} a second`, late !== null && `${(100 * late).toFixed(0)} % late`, wait && `longest wait ${seconds(wait)}`,
+    batch && `batch ${batch}`, age !== null && `image ${seconds(age)} old`].filter(Boolean).join(" · ");
+}
+
 class Durable extends Panel {
   operates = false;
 
@@ -39,8 +47,8 @@ class Durable extends Panel {
       table("Lanes of the store", ["lane", "running", "waiting", "parked", "dead"], Object.entries(lanes).map(([name, lane]) =>
         [name + (lane.paused ? " paused" : "") + (lane.unhandled ? ` · ${lane.unhandled} without handler` : ""),
           `${lane.running} of ${limit(lane.concurrency)}`, `${lane.waiting}`, `${lane.parked}`, `${lane.dead}`])),
-      table("Instances", ["instance", "running", "by lane", "since"], instances.map((one) =>
-        [`${one.host} ${one.pid}`, `${one.running}`, Object.entries(one.lanes).sort().map(([name, runs]) => `${name} ${runs}`).join(" · ") || "–", seconds(at - one.since)])),
+      table("Instances", ["instance", "running", "by lane", "commits", "since"], instances.map((one) =>
+        [`${one.host} ${one.pid}`, `${one.running}`, Object.entries(one.lanes).sort().map(([name, runs]) => `${name} ${runs}`).join(" · ") || "–", committed(one.activity) || "–", seconds(at - one.since)])),
       ...listed("Ended jobs", Object.entries(ended).map(([name, ends]) => [`${name}: ` + Object.entries(ends).map(([state, count]) => `${count} ${state}`).join(" · ")])),
       ...listed("Locks", locks.map((lock) => [`${lock.key}: held by `, ...asked(lock.holders, lock.holding), ...waiting(lock)])),
       ...listed("Quotas", quotas.map((quota) => [`${quota.name}: ` + quota.levels.map(({ used, limit: most, full_at: full }) =>

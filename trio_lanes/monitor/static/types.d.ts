@@ -36,10 +36,11 @@ export type Stored = {id: number, name: string, session: string | null, lane: st
   why: string | null, until: number | null, attempt: number, crashes: number,
   error: string | null, submitted_at: number};
 export type Asked = {job: number | null, instance: string, since: number};
+export type Activity = {batch: number, longest_wait: number, image_age: number | null, commits_a_second: number | null, late_share: number | null};
 export type View = {at: number, error?: string, age?: number, health: Problem[], left_out: string[], totals: Record<string, number>, more_dead: number, jobs: Stored[],
   lanes: Record<string, {waiting: number, parked: number, running: number, dead: number,
   unhandled: number, concurrency: number | null, paused: boolean}>, ended: Record<string, Record<string, number>>,
-  instances: {id: string, host: string, pid: number, since: number, running: number, names: string[], lanes: Record<string, number>}[],
+  instances: {id: string, host: string, pid: number, since: number, running: number, names: string[], lanes: Record<string, number>, activity: Activity | null}[],
   dead: {handler: string, error: string, count: number, example: string}[],
   locks: {key: string, holding: number, waiting: number, holders: Asked[], waiters: Asked[]}[],
   quotas: {name: string, levels: {used: number | string, limit: {limit: number | string, unit: string, per: number | string, timezone: string},
