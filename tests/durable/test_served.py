@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from enum import Enum
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,9 +19,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.durable.cancelled import cancel_open
+from tests.durable.conformance.bench import new_job
 from tests.durable.conformance.suite import durable_store_suite, play
 from tests.support.programs import PATIENCE
 from trio_lanes.durable import (
+    Claim,
     DurableState,
     Ended,
     MemoryStore,
@@ -32,12 +36,15 @@ from trio_lanes.durable import (
     StoreVersionError,
     open_durable_lanes,
 )
+from trio_lanes.durable._contract.act import NO_LOOKUPS, Lookups
 from trio_lanes.durable._sqlite.guest import SqliteHost, host
 from trio_lanes.durable._wire.client import ServedStoreClient
 from trio_lanes.durable._wire.codec import decode, encode
+from trio_lanes.durable._wire.mail import BATCH_SIZE, Mail
 from trio_lanes.durable._wire.server import serve
 from trio_lanes.durable._wire.sockets import SocketLink, connect_unix, serve_unix
 from trio_lanes.durable.acts.inspection import AllLanes, Check
+from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.logs import DropLog
 
 
@@ -284,6 +291,66 @@ async def test_the_instances_of_an_earlier_host_are_dead(tmp_path: Path) -> None
             assert (await lanes.job(job.id).status()).crashes == 1
 
 
+@asynccontextmanager
+async def one_transaction(owner: SqliteHost) -> AsyncIterator[trio.Nursery]:
+    """Let all that the tasks of the block ask for be one transaction."""
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def hold(engine: object) -> None:
+        waits.set()
+        goes_on.wait(PATIENCE)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(owner.store._transact, hold)
+        await trio.to_thread.run_sync(waits.wait, PATIENCE)
+        yield nursery
+        await wait_all_tasks_blocked()
+        goes_on.set()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "steps", "woken"), [(1, 1, [False, False]), (2, 1, [False, True]), (1, 0, [True] * 2)]
+)
+async def test_a_job_is_claimed_as_it_is_accepted_and_others_are_woken_for_what_is_left(
+    owner: SqliteHost, jobs: int, steps: int, woken: list[bool], mock_clock: MockClock
+) -> None:
+    guests, claims = [owner.guest(), owner.guest()], list[Claim]()
+
+    async def step() -> None:
+        claims.extend((await guests[0].step(1, [], 1)).claims)
+
+    async with guests[0].open(_opening()), guests[1].open(_opening()):
+        for number, guest in enumerate(guests):
+            await guest.join(f"{number}")
+        await owner.store._transact(lambda engine: None)
+        for guest in guests:
+            guest._wake_ups.pending = False
+        async with one_transaction(owner) as nursery:
+            for _ in range(steps):
+                nursery.start_soon(step)
+            await wait_all_tasks_blocked()
+            for number in range(jobs):
+                nursery.start_soon(guests[0].do, Enqueue([new_job()]), f"job {number}")
+        assert len(claims) == steps
+        assert [guest._wake_ups.pending for guest in guests] == woken
+
+
+async def test_a_claim_that_is_done_after_later_acts_has_no_earlier_time(
+    owner: SqliteHost, mock_clock: MockClock
+) -> None:
+    times: list[float] = []
+
+    async def note(lookups: Lookups) -> None:
+        await owner.store._transact(lambda engine: times.append(engine.now), lookups=lookups)
+
+    async with one_transaction(owner) as nursery:
+        nursery.start_soon(note, Lookups(room=1))
+        await wait_all_tasks_blocked()
+        mock_clock.jump(1)
+        nursery.start_soon(note, NO_LOOKUPS)
+    assert times[0] == times[1]
+
+
 def _opening() -> Any:
     from tests.durable.conformance.bench import opening
 
@@ -368,20 +435,23 @@ class Scripted:
 
     async def send(self, message: str) -> None:
         await trio.lowlevel.checkpoint()
-        call = decode(message)
-        if len(call) == 2:
-            self._replies.send_nowait(encode([call[0], self.answers.get("open", 1000)]))
-            return
-        number, _, verb, _ = call
-        self.asked.append(verb)
-        if self.breaks_next_send:
-            self.breaks_next_send = False
-            self._replies.close()
-            raise trio.BrokenResourceError
-        answers = self.answers.get(verb, [])
-        answer = answers.pop(0) if answers else None
-        if answer is not None:
-            self._replies.send_nowait(encode([number, answer]))
+        for call in decode(message):
+            if len(call) == 2:
+                self._reply_with(call[0], self.answers.get("open", 1000))
+                continue
+            number, _, verb, _ = call
+            self.asked.append(verb)
+            if self.breaks_next_send:
+                self.breaks_next_send = False
+                self._replies.close()
+                raise trio.BrokenResourceError
+            answers = self.answers.get(verb, [])
+            answer = answers.pop(0) if answers else None
+            if answer is not None:
+                self._reply_with(number, answer)
+
+    def _reply_with(self, number: int, answer: Any) -> None:
+        self._replies.send_nowait(encode(((number, answer),)))
 
     async def receive(self) -> str:
         return await self._reply.receive()
@@ -589,7 +659,7 @@ async def test_lanes_whose_store_is_gone_for_good_end_at_once(
 
 async def test_serving_a_connection_ends_if_its_first_message_is_no_opening() -> None:
     sends, receives = trio.open_memory_channel[str](9)
-    sends.send_nowait(encode([1, "", "beat", []]))
+    sends.send_nowait(encode(((1, "", "beat", ()),)))
     await serve(Ends(sends, receives), MemoryStore())
 
 
@@ -611,17 +681,36 @@ async def test_a_fault_of_the_server_is_not_the_end_of_it(caplog: pytest.LogCapt
 
     broken: Any = Broken()
     there, here = trio.open_memory_channel[str](9), trio.open_memory_channel[str](9)
-    there[0].send_nowait(encode([1, _opening()]))
-    there[0].send_nowait(encode([2, "", "beat", []]))
+    there[0].send_nowait(encode(((1, _opening()),)))
+    there[0].send_nowait(encode(((2, "", "beat", ()),)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve, Ends(here[0], there[1]), broken)
-        assert decode(await here[1].receive()) == (1, 1)
-        number, error = decode(await here[1].receive())
+        assert decode(await here[1].receive()) == ((1, 1),)
+        ((number, error),) = decode(await here[1].receive())
         assert number == 2
         assert "the server of the store failed: RuntimeError" in str(error)
         assert error.unknown
         there[0].close()
     assert "the call 'beat' to the store failed" in caplog.text
+
+
+async def test_what_is_posted_in_one_pass_is_one_batch_unless_it_is_large() -> None:
+    sends, receives = trio.open_memory_channel[str](9)
+    mail = Mail(Ends(sends, receives))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mail.send)
+        for message in (1, 2, "x" * BATCH_SIZE, 3):
+            mail.post(message)
+        assert decode(await receives.receive()) == (1, 2, "x" * BATCH_SIZE)
+        assert decode(await receives.receive()) == (3,)
+        nursery.cancel_scope.cancel()
+
+
+def test_names_may_be_of_a_subclass_of_str() -> None:
+    class Lane(str, Enum):
+        MAIN = "main"
+
+    assert decode(encode((Lane.MAIN, True))) == ("main", True)
 
 
 def test_an_error_that_the_wire_does_not_know_is_a_store_error() -> None:

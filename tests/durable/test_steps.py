@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.durable.conformance.bench import opening
 from tests.support.programs import PATIENCE
-from trio_lanes.durable import Finish, SqliteStore, Step, open_durable_lanes
+from trio_lanes.durable import Finish, MemoryStore, SqliteStore, Step, open_durable_lanes
 
 
 async def test_submissions_of_one_transaction_need_the_step_that_claims_them_and_no_other(
@@ -61,6 +61,46 @@ async def test_submissions_of_one_transaction_need_the_step_that_claims_them_and
         await wait_all_tasks_blocked()
         assert asked == [(0, 5)]
         over.set()
+
+
+class Passes(trio.abc.Instrument):
+    """Counts the passes of the scheduler."""
+
+    number = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.number += 1
+
+
+@pytest.mark.many_seeds(10)
+async def test_a_job_and_the_step_that_may_claim_it_are_asked_for_in_the_same_pass(
+    autojump_clock: MockClock,
+) -> None:
+    class Noted(MemoryStore):  # type: ignore[misc]  # it is final
+        def __init__(self) -> None:
+            super().__init__()
+            self.claims_last = True
+
+        def do(self, act: Any, ticket: str) -> Any:
+            asked.append(("enqueue", passes.number))
+            return super().do(act, ticket)
+
+        def step(self, number: int, finished: Sequence[Finish], room: int) -> Any:
+            asked.append(("step", passes.number))
+            return super().step(number, finished, room)
+
+    async def echo(payload: Any) -> Any:
+        return payload
+
+    passes, asked = Passes(), list[tuple[str, int]]()
+    trio.lowlevel.add_instrument(passes)
+    async with open_durable_lanes(Noted(), {"echo": echo}) as lanes:
+        await wait_all_tasks_blocked()
+        for n in range(5):  # the pump waits, or has just met the end of the job before
+            job = await lanes.submit("echo", n)
+            assert ("step", dict(asked[::-1])["enqueue"]) in asked
+            assert await job.wait() == n
+            asked.clear()
 
 
 async def test_a_step_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:

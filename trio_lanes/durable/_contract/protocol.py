@@ -84,6 +84,9 @@ class Store(Protocol):
     """Whether a step may be asked while the one before has no answer yet. The store does it after
     that one, and only if that one gets its answer: else it raises `StoreUnavailableError`, and has
     done nothing. A store without this attribute is asked for one step at a time."""
+    claims_last: bool = False
+    """Whether what is asked for in one pass of Trio's scheduler is done together, claims last. Then
+    a submission waits for the pass in which the step is asked for that may claim its job."""
 
     def open(self, opening: Opening) -> AbstractAsyncContextManager[None]:
         """Connect, and write the lanes that the store lacks. Closing forgets no job, ends no run.

@@ -234,12 +234,12 @@ class DurableLanes(HasEnd):
         batch = [self._checked(*_fields(one)) for one in submissions]
         return list(map(self.job, await self._enqueue(batch)))
 
-    def _enqueue(self, batch: list[SubmittedJob]) -> Awaitable[tuple[int, ...]]:
+    async def _enqueue(self, batch: list[SubmittedJob]) -> tuple[int, ...]:
+        if self._worker is not None and self._worker.request_step_for(batch):
+            await trio.lowlevel.checkpoint()
         if self._closing.is_set():
             self._refuse_from_outside()
-        if self._worker is not None:
-            self._worker.request_step_for(batch)
-        return self._do(Enqueue(batch))
+        return await self._do(Enqueue(batch))
 
     def _checked(
         self,

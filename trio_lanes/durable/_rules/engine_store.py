@@ -72,6 +72,7 @@ class EngineStore(ABC):
         self.max_payload = max_payload
         self.patience = patience
         self.steps_ahead: bool = False
+        self.claims_last: bool = False
         self.leased: bool = True
         self.renewed: trio.Event | None = None
         self.instance: str = ""

@@ -117,6 +117,7 @@ class Worker:
         self._known_to = 0  # each claim of a later step has a greater fence
         self._outbox: list[Finish] = []  # for the next step
         self.steps_ahead: Final[bool] = getattr(store, "steps_ahead", False)
+        self._claims_last: Final[bool] = getattr(store, "claims_last", False)
         self._asked: _StepCall | None = None  # the step whose answer is used next
         self._ahead: _StepCall | None = None  # the step that was asked ahead, after it
         self._ahead_scope: Final = trio.CancelScope(shield=True)
@@ -153,16 +154,18 @@ class Worker:
         if self._asked is not None and self._free:
             self._free.unpark()
 
-    def request_step_for(self, jobs: Iterable[SubmittedJob]) -> None:
+    def request_step_for(self, jobs: Iterable[SubmittedJob]) -> bool:
         """Request a step if it may claim one of these jobs, which are about to be submitted.
 
-        The store gets both at the same time, so that the job begins one call earlier.
+        The store gets both at the same time, so that the job begins one call earlier. Return
+        whether that is after one more pass of the scheduler (`Store.claims_last`).
         """
         if self.claiming and len(self._runs) < self.capacity:
             for job in jobs:
                 if not job.delay and job.session not in self._sessions:
                     self.request_step()
-                    break
+                    return self._claims_last
+        return False
 
     async def listen(self) -> None:
         """Request a step at each wake-up from the store."""
@@ -289,6 +292,8 @@ class Worker:
             self._changed.set()  # there may be more than one step takes
         if self._ahead is None and (not self.stopping or self._unfinished):
             if self._changed.is_set():
+                if self._claims_last:  # a submission may have requested the step in this pass
+                    await trio.lowlevel.checkpoint()
                 return
             if step.next_due is None:
                 await self._changed.wait()

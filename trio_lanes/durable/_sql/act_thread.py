@@ -108,6 +108,16 @@ class HandedAct(Generic[T]):
         self.outcome = Error(error)
 
 
+def _put_claims_last(acts: list[HandedAct[Any]]) -> None:
+    """Let the claims of a transaction find the jobs that it accepts, and see no earlier time."""
+    if len(acts) > 1:
+        acts.sort(key=lambda act: act.lookups.room > 0)
+        latest = max(act.now or 0.0 for act in acts)
+        for act in acts:
+            if act.lookups.room and act.now is not None:
+                act.now = latest
+
+
 class Transactions(ABC):
     """The transactions of one connection, as an `ActThread` needs them. In its thread."""
 
@@ -332,6 +342,7 @@ class ActThread:
             acts = [act for act in following if act is not None]
             closing = len(acts) < len(following)
             following.clear()
+            _put_claims_last(acts)
             if acts:
                 try:
                     self._do_and_deliver(acts)

@@ -26,6 +26,7 @@ class SqlStore(EngineStore):
         if not patience > 0:
             raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
         super().__init__(max_payload, patience)
+        self.claims_last = True
         self._writer: ActThread | None = None
         self._one_reader: Final = trio.CapacityLimiter(1)
 

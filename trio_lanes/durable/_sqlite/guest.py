@@ -60,6 +60,7 @@ class Guest(EngineStore):
 
     def __init__(self, host: SqliteHost) -> None:
         super().__init__(host.store.max_payload, host.store.patience)
+        self.claims_last = True
         self._host: Final = host
         self._engine: Engine | None = None
 
@@ -84,18 +85,19 @@ class Guest(EngineStore):
 
         def call(host: Engine) -> T:
             nonlocal elsewhere
-            mine.now = host.now
+            # a step meets what other acts of the transaction have made ready
+            mine.now, mine.work_ready = host.now, host.work_ready
             try:
                 result = act(mine)
                 host.accepted += mine.accepted
                 host.news += mine.news
-                host.work_ready = host.work_ready or mine.work_ready
+                host.work_ready = mine.work_ready
                 elsewhere = mine.work_elsewhere
                 return result
             finally:
                 mine.forget_effects()
 
-        result = await self._host.store._transact(call, ticket)
+        result = await self._host.store._transact(call, ticket, lookups)
         if elsewhere:
             for guest in self._host.store.guests:
                 if guest is not self:

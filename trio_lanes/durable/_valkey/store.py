@@ -96,6 +96,7 @@ class ValkeyStore:
         self.patience: float = patience
         self.leased: Final = True
         self.steps_ahead: bool = True
+        self.claims_last: bool = False
         self.instance: str = ""
         """The incarnation that makes the next call."""
         self.renewed: trio.Event = trio.Event()

@@ -33,7 +33,8 @@ from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import ServedAt, Store
 from .._contract.records import Ended, Finish, Opening, Step
 from .codec import decode, encode
-from .link import Link
+from .link import CUT, Link
+from .mail import Mail
 from .run_past_cancel import run_past_cancel
 from .server import NOT_YET, WAITED_FOR, verb_of
 
@@ -64,6 +65,7 @@ class ServedStoreClient(Store):
     """
 
     leased = True
+    claims_last = True
 
     def __init__(self, connect: Connect, *, name: str, patience: float = 5.0) -> None:
         self.max_payload: int = 0  # the server says it
@@ -71,7 +73,7 @@ class ServedStoreClient(Store):
         self._connect: Final = connect
         self._name: Final = name
         self._instance = ""
-        self._link: Link | None = None
+        self._mail: Mail | None = None
         self._linked = trio.Event()  # a link is there, or the store cannot be opened
         self._refused: Exception | None = None
         self._last_number = 0
@@ -91,7 +93,7 @@ class ServedStoreClient(Store):
             try:
                 with trio.move_on_after(self.patience):
                     await self._linked.wait()
-                if self._link is not None:
+                if self._mail is not None:
                     # a shield comes too late for tasks inside that are being cancelled already
                     await trio.lowlevel.checkpoint_if_cancelled()
                     linking.shield = True
@@ -99,7 +101,7 @@ class ServedStoreClient(Store):
             finally:
                 linking.shield = False
                 failed = self._refused
-                if self._link is None and failed is None:
+                if self._mail is None and failed is None:
                     failed = StoreUnavailableError(f"{self._name} has not answered")
                 self._refuse(StoreUnavailableError(f"{self._name} is not open"))
                 nursery.cancel_scope.cancel()
@@ -116,7 +118,7 @@ class ServedStoreClient(Store):
         """Let all calls raise an error from now on."""
         if self._refused is None:
             self._refused = error
-        self._link = None
+        self._mail = None
         self._linked.set()
         for call in self._pending.values():
             call.changed.set()
@@ -126,9 +128,9 @@ class ServedStoreClient(Store):
             try:
                 async with self._connect() as link:
                     await self._use(link, opening)
-            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel):
+            except (OSError, *CUT):
                 pass
-            self._link = None
+            self._mail = None
             if self._refused is not None:
                 return
             self._linked = trio.Event()
@@ -138,13 +140,13 @@ class ServedStoreClient(Store):
 
     async def _use(self, link: Link, opening: Opening) -> None:
         number = self._next_number()
-        await link.send(encode((number, opening)))
+        await link.send(encode(((number, opening),)))
         with trio.move_on_after(self.patience) as in_time:
             answer = None
             while answer is None:
-                answered, data = decode(await link.receive())
-                if answered == number:
-                    answer = data
+                for answered, data in decode(await link.receive()):
+                    if answered == number:
+                        answer = data
         if in_time.cancelled_caught:
             return
         if isinstance(answer, Exception):
@@ -152,10 +154,17 @@ class ServedStoreClient(Store):
             return
         assert isinstance(answer, int)
         self.max_payload = answer
-        self._link = link
-        self._linked.set()
-        while True:
-            self._hear(*decode(await link.receive()))
+        mail = Mail(link)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(mail.send)
+            self._mail = mail
+            self._linked.set()
+            try:
+                while True:
+                    for message in decode(await link.receive()):
+                        self._hear(*message)
+            except CUT:
+                nursery.cancel_scope.cancel()
 
     def _hear(self, number: int, answer: Any) -> None:
         if number == 0:
@@ -242,21 +251,18 @@ class ServedStoreClient(Store):
         """
         last = trio.current_time() + LONG
         while call.answer is None:
-            if self._link is None and self._refused is None:
+            if self._mail is None and self._refused is None:
                 if patience is not None:
                     patience.deadline = min(last, trio.current_time() + self.patience)
                 await self._linked.wait()
                 continue  # a new link may be cut before this task runs
-            link, call.changed = self._link, trio.Event()  # an answer may come while this sends
-            if link is None:
+            mail, call.changed = self._mail, trio.Event()
+            if mail is None:
                 self._raise_refusal(call)
             if patience is not None:
                 patience.deadline = last
             call.sent = True
-            try:
-                await link.send(call.text)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the link is cut: the call is sent over the next
+            mail.post_text(call.text)
             with trio.move_on_after(again_after):
                 await call.changed.wait()
 

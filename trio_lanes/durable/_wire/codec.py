@@ -9,8 +9,9 @@ set, a mapping or an error; an array is a tuple.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from types import NoneType
 from typing import Any, Final
 
 import attrs
@@ -37,10 +38,17 @@ _RECORDS: Final[Mapping[str, type[Any]]] = {
     if isinstance(kind, type) and attrs.has(kind)
 }
 """All that a message can name."""
-_FIELDS_OF: Final = {
-    kind: tuple((field.name, field.alias) for field in attrs.fields(kind))
-    for kind in _RECORDS.values()
+_NAMES: Final = {
+    kind: tuple(field.name for field in attrs.fields(kind)) for kind in _RECORDS.values()
 }
+"""The fields of each record."""
+_ARGUMENTS: Final = {
+    name: tuple(field.alias for field in attrs.fields(kind)) for name, kind in _RECORDS.items()
+}
+"""The same, as the arguments that make one."""
+_text: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_PLAIN: Final = frozenset((NoneType, bool, int, float, str))
+"""The types whose values are the same in a text."""
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
     kind.__name__: kind
     for kind in (
@@ -59,7 +67,7 @@ _ERRORS: Final[Mapping[str, type[Exception]]] = {
 
 def encode(message: Any) -> str:
     """Return the text of a message."""
-    return json.dumps(_data(message), separators=(",", ":"))
+    return _text(_data(message))
 
 
 def decode(text: str) -> Any:
@@ -68,10 +76,15 @@ def decode(text: str) -> Any:
 
 
 def _data(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    kind = type(value)
+    if kind in _PLAIN:
         return value
+    if kind in _NAMES:
+        return {"": kind.__name__, "v": _all_data([getattr(value, name) for name in _NAMES[kind]])}
     if isinstance(value, tuple):
-        return [_data(item) for item in value]
+        return _all_data(value)
+    if isinstance(value, int | float | str):
+        return value
     if isinstance(value, list):
         return {"": "list", "v": [_data(item) for item in value]}
     if isinstance(value, DurableState):
@@ -84,8 +97,12 @@ def _data(value: Any) -> Any:
         return {"": "map", "v": [[_data(key), _data(item)] for key, item in value.items()]}
     if isinstance(value, Exception):
         return _error_data(value)
-    fields = _FIELDS_OF[type(value)]
-    return {"": type(value).__name__, "v": [_data(getattr(value, name)) for name, _ in fields]}
+    raise KeyError(kind)
+
+
+def _all_data(values: Iterable[Any]) -> list[Any]:
+    """Return the data of some values, most of which are plain."""
+    return [value if type(value) in _PLAIN else _data(value) for value in values]
 
 
 def _error_data(error: Exception) -> dict[str, Any]:
@@ -97,12 +114,18 @@ def _error_data(error: Exception) -> dict[str, Any]:
     return {"": "error", "v": [type(error).__name__, _data(arguments), unknown]}
 
 
+def _read_all(values: Iterable[Any]) -> list[Any]:
+    return [value if type(value) in _PLAIN else _read(value) for value in values]
+
+
 def _read(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_read(item) for item in value)
+        return tuple(_read_all(value))
     if not isinstance(value, dict):
         return value
     kind, values = value[""], value["v"]
+    if kind in _RECORDS:
+        return _RECORDS[kind](**dict(zip(_ARGUMENTS[kind], _read_all(values), strict=False)))
     if kind == "state":
         return DurableState(values)
     if kind == "decimal":
@@ -115,10 +138,7 @@ def _read(value: Any) -> Any:
         return {_read(key): _read(item) for key, item in values}
     if kind == "error":
         return _read_error(*values)
-    made = _RECORDS[kind]
-    fields = _FIELDS_OF[made]
-    given = {alias: _read(item) for (_, alias), item in zip(fields, values, strict=False)}
-    return made(**given)
+    raise KeyError(kind)
 
 
 def _read_error(name: str, arguments: list[Any], unknown: bool) -> Exception:

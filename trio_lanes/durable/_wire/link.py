@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
+
+import trio
+
+CUT: Final = (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel)
+"""What the ends of a link raise when it is cut."""
 
 
 class Link(Protocol):

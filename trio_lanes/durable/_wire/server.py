@@ -3,7 +3,7 @@
 Each connection has a store object of its own, over the same data, which is opened with the
 `Opening` that the first message brings. Each call names the incarnation that makes it, and is done
 in a task of its own. So calls may overtake each other. A call that comes late or twice is known by
-its number or its ticket.
+its number or its ticket. Messages go in batches: see `mail`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import trio
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
 from .codec import decode, encode, is_answer
-from .link import Link
+from .link import CUT, Link
+from .mail import Mail
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -47,45 +48,37 @@ async def serve(link: Link, store: ServedStore) -> None:
 class _ServedLink:
     def __init__(self, link: Link, store: ServedStore) -> None:
         self._link: Final = link
+        self._mail: Final = Mail(link)
         self._store: Final = store
 
     async def serve(self) -> None:
         try:
-            first = decode(await self._link.receive())
+            first, *_ = decode(await self._link.receive())
             if len(first) == 2:  # else the opening was lost
                 await self._open(*first)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfChannel):
+        except CUT:
             pass  # the client comes again, over another connection
 
     async def _open(self, number: int, opening: Any) -> None:
         try:
             async with self._store.open(opening):
-                await self._send((number, self._store.max_payload))
+                self._mail.post((number, self._store.max_payload))
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._mail.send)
                     nursery.start_soon(self._push_looks)
                     try:
                         while True:
-                            call = decode(await self._link.receive())
-                            if len(call) == 4:  # else the opening came twice
-                                nursery.start_soon(self._do, *call)
-                    except (
-                        trio.BrokenResourceError,
-                        trio.ClosedResourceError,
-                        trio.EndOfChannel,
-                    ):
+                            for call in decode(await self._link.receive()):
+                                if len(call) == 4:  # else the opening came twice
+                                    nursery.start_soon(self._do, *call)
+                    except CUT:
                         nursery.cancel_scope.cancel()
         except Exception as error:
-            await self._send((number, _answer_for(error, "open")))
-
-    async def _send(self, message: Any) -> None:
-        try:
-            await self._link.send(encode(message))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the receiving side ends this connection
+            await self._link.send(encode(((number, _answer_for(error, "open")),)))
 
     async def _push_looks(self) -> None:
         async for _ in self._store.wake():
-            await self._send((0, "look"))
+            self._mail.post((0, "look"))
 
     async def _do(self, number: int, me: str, name: str, arguments: tuple[Any, ...]) -> None:
         try:
@@ -97,7 +90,7 @@ class _ServedLink:
                 answer = await call(*arguments)
         except Exception as error:
             answer = _answer_for(error, verb_of(name, arguments))
-        await self._send((number, answer))
+        self._mail.post((number, answer))
 
 
 def verb_of(call: str, arguments: Sequence[Any]) -> str:
