@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from enum import Enum
+from enum import StrEnum
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -707,7 +707,7 @@ async def test_what_is_posted_in_one_pass_is_one_batch_unless_it_is_large() -> N
 
 
 def test_names_may_be_of_a_subclass_of_str() -> None:
-    class Lane(str, Enum):
+    class Lane(StrEnum):
         MAIN = "main"
 
     assert decode(encode((Lane.MAIN, True))) == ("main", True)
