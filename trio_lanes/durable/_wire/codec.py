@@ -2,8 +2,9 @@
 
 The fields of a record are written in their order and without names: both ends of a wire run the
 same version of this library. In a store, the text of an older version may have fewer fields than
-the record: these have their defaults. An object ``{"": NAME, "v": VALUES}`` is a record, a list, a
-set, a mapping or an error; an array is a tuple.
+the record: these have their defaults. That of a newer version may have more, which are not read.
+An object ``{"": NAME, "v": VALUES}`` is a record, a list, a set, a mapping or an error; an array is
+a tuple.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ def _read(value: Any) -> Any:
         return value
     kind, values = value[""], value["v"]
     if kind in _RECORDS:
-        return _RECORDS[kind](**dict(zip(_ARGUMENTS[kind], _read_all(values), strict=False)))
+        arguments = _ARGUMENTS[kind]
+        known = values[: len(arguments)]  # what is behind them may name what is not known here
+        return _RECORDS[kind](**dict(zip(arguments, _read_all(known), strict=False)))
     if kind == "state":
         return DurableState(values)
     if kind == "decimal":
