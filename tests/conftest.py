@@ -30,8 +30,7 @@ import trio
 from trio._core import _thread_cache
 
 from tests.support import doors, fresh, hangs, short
-from tests.support.chaos import THOROUGH, examples
-from tests.support.fresh import IN_CI
+from tests.support.chaos import IN_CI, THOROUGH, examples, times
 from tests.support.needs import WANT, missing, need
 
 # Without this a pass only reverses the ready tasks or does not, and their first order depends on
@@ -110,7 +109,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("door", ["trio", "asyncio"], indirect=True)
     mark = definition.get_closest_marker("seeds")
     if mark is not None:
-        seeds = fresh.seeds(metafunc.config, examples(*mark.args))
+        seeds = fresh.seeds(metafunc.config, times(*mark.args))
         shift = metafunc.config.getoption("--scheduler-seed")
         metafunc.parametrize("seed", [seed + shift for seed in seeds.values()], ids=seeds)
     mark = definition.get_closest_marker("many_seeds")
@@ -122,7 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             "draw st.random_module() instead of marking the test with many_seeds"
         )
     (n,) = mark.args
-    seeds = fresh.seeds(metafunc.config, examples(n))
+    seeds = fresh.seeds(metafunc.config, times(n))
     metafunc.parametrize("scheduler_seed", seeds.values(), indirect=True, ids=seeds)
 
 
@@ -144,10 +143,13 @@ def is_model(item: pytest.Item) -> bool:
 def measures_coverage(item: pytest.Item) -> bool:
     """Whether coverage is measured in a test, which makes it take twice as long.
 
-    Not where a model or a program reaches a line by the way, nor where sizes are compared.
+    Not where a model or a program reaches a line by the way, nor where sizes are compared; and of
+    several seeds with the first alone, so that no line is reached by what is fresh.
     """
+    drawn = item.get_closest_marker("seeds") or item.get_closest_marker("many_seeds")
     return not (
         any(item.path.is_relative_to(folder) for folder in UNMEASURED)
+        or (drawn and "seed0" not in item.callspec.id.split("-"))  # type: ignore[attr-defined]
         or any(item.get_closest_marker(mark) for mark in ("thorough", "slow"))
     )
 

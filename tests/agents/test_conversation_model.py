@@ -20,6 +20,7 @@ import trio
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from tests.support.chaos import examples
 from trio_lanes.agents import (
     Conversation,
     ConversationTurn,
@@ -333,7 +334,7 @@ def test_a_thread_in_memory_is_what_the_model_says(seed: object, data: st.DataOb
     trio.run(live_through, Story(MemoryTranscript()), data)
 
 
-@settings(max_examples=40)  # each of which writes some files
+@settings(max_examples=examples(40))  # each of which writes some files
 @given(st.random_module(), st.data())
 def test_a_thread_in_a_file_is_what_the_model_says_also_after_a_crash(
     seed: object, data: st.DataObject

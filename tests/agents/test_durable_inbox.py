@@ -51,8 +51,13 @@ pytestmark = pytest.mark.both_doors
 
 IN_TRIO = pytest.mark.trio_only("its threads and servers take time, which stands still only there")
 REAL = (pytest.mark.real_processes, IN_TRIO)
-NETWORKED = [pytest.param(name, marks=REAL) for name in ("postgres", "valkey")]
-STORES = ["memory", pytest.param("sqlite", marks=IN_TRIO), *NETWORKED]
+STORES = [
+    "memory",
+    pytest.param("sqlite", marks=IN_TRIO),
+    pytest.param("valkey", marks=REAL),
+    # inboxes ask of a store what the conformance suite holds of each
+    pytest.param("postgres", marks=(*REAL, pytest.mark.thorough)),
+]
 _names = itertools.count(1)
 
 

@@ -19,6 +19,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.agents.inbox_model import Model
 from tests.agents.inbox_stage import Stage, kinds
+from tests.support.chaos import examples
 from trio_lanes import Lanes, LanesClosedError, open_lanes
 from trio_lanes.agents import Inbox, Overflow, Receipt, Summary, Turn, WhenBusy
 from trio_lanes.testing import LaneRecorder
@@ -295,7 +296,7 @@ async def play(
     st.booleans(),
     st.booleans(),
 )
-@hypothesis.settings(max_examples=500)
+@hypothesis.settings(max_examples=examples(500))
 def test_an_inbox_does_what_its_model_does(
     seed: Any,
     steps: list[Step],

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from tests.command.test_processes import Program
-from tests.support.chaos import examples
+from tests.support.chaos import times
 from tests.support.programs import PATIENCE
 from trio_lanes.command import main
 from trio_lanes.durable import SqliteStore, open_durable_lanes
@@ -129,7 +129,7 @@ def test_a_process_that_is_killed_costs_its_runs_one_crash_each_and_nothing_else
 ) -> None:
     chance = random.Random(5)
     parent = served(start, path, 2, "--grace=5", lease=3600)  # for which nothing waits
-    kills = examples(3)
+    kills = times(3)
     total = 0
     for kill in range(kills):
         submit(path, *range(total, total + 20), sessions=5)

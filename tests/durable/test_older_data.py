@@ -11,7 +11,6 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.chaos import examples
 from trio_lanes.durable import (
     DurableState,
     LockLostError,
@@ -170,7 +169,7 @@ async def test_a_run_that_ends_its_process_is_not_given_back_by_a_heartbeat(
 
 
 @pytest.mark.parametrize("faults", [NO_FAULTS, Faults(kills=math.inf, jumps=math.inf)])
-@pytest.mark.parametrize("seed", range(examples(10)))
+@pytest.mark.seeds(10)
 async def test_instances_and_store_agree_within_a_lease_after_older_data_at_any_moment(
     autojump_clock: MockClock, seed: int, faults: Faults
 ) -> None:

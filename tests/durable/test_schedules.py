@@ -15,7 +15,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.support.chaos import examples
 from trio_lanes import UnknownLaneError
 from trio_lanes.durable import (
     DurableLanes,
@@ -315,7 +314,7 @@ async def again(ask: Callable[[], Awaitable[Any]]) -> Any:
             await trio.sleep(0.5)
 
 
-@pytest.mark.many_seeds(examples(6))
+@pytest.mark.many_seeds(6)
 async def test_each_due_time_is_submitted_once_or_counted_while_things_go_wrong(
     ran: Ran, autojump_clock: MockClock, request: pytest.FixtureRequest
 ) -> None:

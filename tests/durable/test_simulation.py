@@ -19,7 +19,7 @@ from tests.durable.conformance.stores import memory, sqlite
 from tests.durable.conformance.twins import compare_stores
 from tests.durable.in_loop import in_loop, served_sqlite
 from tests.durable.planted import FAULTS
-from tests.support.chaos import examples, number
+from tests.support.chaos import number, times
 from tests.support.fresh import SEED
 from trio_lanes.durable import (
     CheckReport,
@@ -67,7 +67,7 @@ def test_nothing_is_wrong_where_half_of_all_messages_are_lost(seed: int) -> None
 def test_nothing_is_wrong_in_sixty_more_lives(pytestconfig: pytest.Config) -> None:
     """In processes of their own, where no coverage is measured: `make chaos` has two."""
     count = number("LIVES_PROCESSES", 1)
-    each = number("LIVES", examples(60)) // count
+    each = number("LIVES", times(60)) // count
     command = [sys.executable, "-m", "tests.durable.lives"]
     # in CI one that was never played, which the header of the output names
     firsts = (pytestconfig.stash.get(SEED, 1_000), 1_000_000)

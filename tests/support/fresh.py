@@ -1,19 +1,19 @@
-"""With CI=true a test that draws by chance plays fixed examples, and as many fresh ones.
+"""With CI=true half of what a test draws by chance is fixed, and half is fresh.
 
 Fixed examples alone are the same for ever: what they do not find, CI never finds. Fresh ones alone
 find something today, which nobody sees tomorrow. So there is a seed for each run, the same for all
-workers, which the header names. A property test is played twice in one test, first with the seed
-`FIXED`. Of the seeds of Trio's scheduler (`many_seeds`), and of those that a test draws with
-(`seeds`), the second half is fresh, as far from the others as the seed of the run says.
+workers, which the header names. A property test is played twice in one test, with half of its
+examples each time, and first with the seed `FIXED`. Of the seeds of Trio's scheduler
+(`many_seeds`), and of those that a test draws with (`seeds`), the second half is fresh, as far from
+the others as the seed of the run says.
 
-Elsewhere Hypothesis draws each time, and keeps what failed in its database. There
-``--hypothesis-seed N`` plays what CI played with ``N``. ``--scheduler-seed N`` plays its fresh
-orders as ``seed0`` and so on.
+Elsewhere Hypothesis draws each time, and keeps what failed in its database. What it draws with a
+seed depends on the number of examples: ``CI=true pytest --hypothesis-seed N`` plays what CI played
+with ``N``. ``--scheduler-seed N`` plays its fresh orders elsewhere as ``seed0`` and so on.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -22,7 +22,8 @@ import hypothesis
 import hypothesis.core
 import pytest
 
-IN_CI: Final = os.environ.get("CI", "").lower() in ("1", "true")
+from tests.support.chaos import IN_CI
+
 FIXED: Final = 0
 SEED: Final = pytest.StashKey[int]()
 
@@ -60,7 +61,7 @@ def seeds(config: pytest.Config, number: int) -> dict[str, int]:
 
 
 KEEP: Final = """\
-This example is fresh: pytest --hypothesis-seed={seed} '{test}' plays it again.
+This example is fresh: CI=true pytest --hypothesis-seed={seed} '{test}' plays it again.
 Keep it: put @hypothesis.example(...) with its arguments above the test, or, where they are drawn
 inside, write a test named for what went wrong, which plays what was drawn."""
 

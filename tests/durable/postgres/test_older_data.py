@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.durable.older import agree_again
-from tests.support.chaos import examples
+from tests.support.chaos import times
 from tests.support.needs import need
 from trio_lanes.durable import PostgresStore
 
@@ -31,7 +31,7 @@ def primary() -> Iterator[Server]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(examples(1)))
+@pytest.mark.parametrize("seed", range(times(1)))
 async def test_after_an_asynchronous_standby_was_promoted_store_and_workers_agree_within_a_lease(
     primary: Server, seed: int
 ) -> None:
@@ -63,7 +63,7 @@ async def test_after_an_asynchronous_standby_was_promoted_store_and_workers_agre
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(examples(1)))
+@pytest.mark.parametrize("seed", range(times(1)))
 async def test_after_a_crash_that_took_the_last_commits_store_and_workers_agree_within_a_lease(
     seed: int,
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from tests.durable.older import agree_again
-from tests.support.chaos import examples
+from tests.support.chaos import times
 from trio_lanes.durable import ValkeyStore
 
 from .proxy import Proxy
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real_processes, pytest.mark.needs("Valkey")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(examples(2)))
+@pytest.mark.parametrize("seed", range(times(2)))
 async def test_after_a_lagging_replica_took_over_store_and_workers_agree_within_a_lease(
     own_server: Server, namespace: str, seed: int
 ) -> None:

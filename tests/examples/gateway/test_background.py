@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.chaos import examples
+from tests.support.chaos import times
 
 from .gateways import program
 
@@ -72,7 +72,7 @@ def said(client: httpx2.Client, conversation: str) -> list[str]:
 
 @pytest.mark.slow
 def test_background_responses_go_on_over_kills_and_end_once(tmp_path: Path) -> None:
-    kills = examples(4)
+    kills = times(4)
     rng = random.Random(kills)
     readers: list[Reader] = []
     asked: dict[str, list[str]] = defaultdict(list)

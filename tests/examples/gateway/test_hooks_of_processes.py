@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.chaos import examples
+from tests.support.chaos import times
 
 from .deliveries import SECRETS, said, slack
 from .gateways import program
@@ -99,7 +99,7 @@ def test_several_processes_answer_deliveries_once_and_in_order(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_no_webhook_is_answered_twice_however_often_the_gateway_is_killed(tmp_path: Path) -> None:
-    kills = examples(8)  # CHAOS=13: a hundred
+    kills = times(8)  # CHAOS=13: a hundred
     rng = random.Random(kills)
     sent: dict[str, list[str]] = defaultdict(list)
     number = 0

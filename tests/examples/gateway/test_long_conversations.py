@@ -19,7 +19,7 @@ from examples.openai_api.history import CONVERSATIONS, MESSAGES, Histories
 from examples.openai_api.items import exchange_of, for_model, once
 from examples.openai_api.wire import Answer, Json
 from tests.support.calls import Calls
-from tests.support.chaos import examples
+from tests.support.chaos import times
 from trio_lanes import open_lanes
 from trio_lanes.agents import JsonlTranscript, MemoryTranscript, SharedTranscripts, TranscriptStore
 from trio_lanes.agents import Message as Kept
@@ -87,7 +87,7 @@ async def opened(kind: str, folder: Path) -> AsyncIterator[TranscriptStore]:
 async def test_a_late_turn_costs_as_many_calls_as_an_early_one(
     kind: str, in_chain: bool, tmp_path: Path
 ) -> None:
-    late = examples(100)  # some calls more for each turn before would be thousands here
+    late = times(100)  # some calls more for each turn before would be thousands here
     costs: dict[int, list[int]] = {10: [], late: []}
     async with opened(kind, tmp_path) as store, gateway(store) as here:
         previous: str | None = None

@@ -18,7 +18,7 @@ import trio
 
 from examples.chat_agent.openai_server import Endpoint, serve
 from tests.durable.postgres.server import Server, programs
-from tests.support.chaos import examples
+from tests.support.chaos import times
 from tests.support.needs import need
 
 from .gateways import CLIENTS, client, program
@@ -139,7 +139,7 @@ def test_a_response_goes_on_in_another_process_when_its_process_is_killed(tmp_pa
         url,
     ):
         until_all_serve(process, url)
-        for kill in range(examples(3) + 1):
+        for kill in range(times(3) + 1):
             for number, name in enumerate(("ann", "bob", "cleo", "dan")):
                 text = f"long {rng.randrange(4, 9)} (#{kill}.{number})"
                 body = {"conversation": name, "input": text, "background": True}
@@ -197,7 +197,7 @@ def test_tool_loops_go_on_when_processes_are_killed(tmp_path: Path) -> None:
 
     with program(*options(tmp_path), announces="the gateway is at ") as (process, url):
         until_all_serve(process, url)
-        for kill in range(examples(2)):
+        for kill in range(times(2)):
             asked = [
                 post({"input": f"weather in Paris (#{kill})", "tools": [FUNCTION]}).json()
                 for _ in range(4)
