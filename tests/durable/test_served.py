@@ -16,36 +16,45 @@ from typing import Any, cast
 import attrs
 import pytest
 import trio
+from outcome import Value
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.durable.cancelled import cancel_open
 from tests.durable.conformance.bench import new_job
 from tests.durable.conformance.suite import durable_store_suite, play
 from tests.support.programs import PATIENCE
+from trio_lanes import LaneClearedError, UnknownLaneError
 from trio_lanes.durable import (
     Claim,
+    DurableLanes,
     DurableState,
     Ended,
     MemoryStore,
     PayloadError,
     SqliteStore,
+    Step,
     Store,
     StoreError,
     StoreLockedError,
     StoreUnavailableError,
     StoreVersionError,
+    Submission,
+    current_job,
     open_durable_lanes,
 )
 from trio_lanes.durable._contract.act import NO_LOOKUPS, Lookups
+from trio_lanes.durable._sql import act_thread
 from trio_lanes.durable._sqlite.guest import SqliteHost, host
-from trio_lanes.durable._wire.client import ServedStoreClient
+from trio_lanes.durable._wire import server
+from trio_lanes.durable._wire.client import RECONNECT_AFTER, ServedStoreClient
 from trio_lanes.durable._wire.codec import decode, encode
 from trio_lanes.durable._wire.mail import BATCH_SIZE, Mail
-from trio_lanes.durable._wire.server import serve
+from trio_lanes.durable._wire.server import WAITS, serve
 from trio_lanes.durable._wire.sockets import SocketLink, connect_unix, serve_unix
 from trio_lanes.durable.acts.inspection import AllLanes, Check
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.logs import DropLog
+from trio_lanes.durable.acts.orders import Clear
 
 
 class Served:
@@ -357,6 +366,115 @@ def _opening() -> Any:
     return opening()
 
 
+async def test_a_call_for_which_no_task_waits_is_refused_while_very_many_are_under_way(
+    owner: SqliteHost, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    monkeypatch.setattr(act_thread, "OUTSTANDING", 2)
+    guest, told = owner.guest(), list[Any]()
+    begun: list[bool] = []
+    with pytest.raises(StoreUnavailableError, match="not open"):
+        guest.begin("step", (1, (), 1), told.append)
+    async with guest.open(_opening()):
+        await guest.join("me")
+        for name in WAITS | {"join", "leave", "declare_dead", "beat", "look"}:
+            assert not guest.begin(name, (), told.append)
+        assert not guest.begin("do", (Clear(None, "main", None), "clear"), told.append)
+        async with one_transaction(owner):
+            begun += [guest.begin("step", (1, (), 1), told.append) for _ in range(2)]
+        await guest.beat()  # it is done after the step
+    assert begun == [True, False]
+    assert told == [Value(Step((), (), (), None))]
+
+
+# ---- over a socket
+
+
+@pytest.fixture
+async def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What clients ask for, by name."""
+    names, hear = list[str](), server._ServedLink._begin
+
+    def note(link: Any, number: int, me: str, name: str, arguments: Any) -> bool:
+        names.append(name)
+        return hear(link, number, me, name, arguments)
+
+    monkeypatch.setattr(server._ServedLink, "_begin", note)
+    return names
+
+
+@asynccontextmanager
+async def served(owner: SqliteHost, **options: Any) -> AsyncIterator[DurableLanes]:
+    """Lanes over a socket of the owner of a file."""
+    socket = owner.store.path.with_name("socket")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_unix, str(socket), owner.guest)
+        async with open_durable_lanes(client(socket), **options) as lanes:
+            yield lanes
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_submitter_is_told_how_its_job_ends_without_asking(
+    owner: SqliteHost, calls: list[str]
+) -> None:
+    async with served(owner, handlers={"echo": echo}) as lanes:
+        assert await (await lanes.submit("echo", 7)).wait() == 7
+        assert "wait" not in calls
+        many = await lanes.submit_many(Submission(name="echo", payload=n) for n in range(9))
+        assert [await job.wait() for job in many[::-1]] == [*range(9)][::-1]
+
+
+async def test_a_large_result_is_asked_for(owner: SqliteHost, calls: list[str]) -> None:
+    async with served(owner, handlers={"echo": echo}) as lanes:
+        large = "x" * server.TOLD_SIZE
+        assert await (await lanes.submit("echo", large)).wait() == large
+        assert "wait" in calls
+
+
+async def test_a_refusal_reaches_the_caller_over_the_wire(owner: SqliteHost) -> None:
+    async with served(owner, handlers={"echo": echo}) as lanes:
+        with pytest.raises(UnknownLaneError, match="nowhere"):
+            await lanes.submit("echo", 1, lane="nowhere")
+
+
+async def test_a_job_that_another_process_ends_is_asked_for(
+    owner: SqliteHost, calls: list[str]
+) -> None:
+    async with served(owner, handlers={}, worker=False) as lanes:
+        job = await lanes.submit("echo", 1)
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                with pytest.raises(LaneClearedError):
+                    await job.wait()
+
+            nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            async with open_durable_lanes(
+                SqliteStore(owner.store.path), {}, worker=False
+            ) as another:
+                await another.clear("main")
+        assert calls.count("wait") == 1
+
+
+async def test_an_end_is_told_once_though_other_news_of_the_job_come_before(
+    owner: SqliteHost, calls: list[str]
+) -> None:
+    async def says(payload: Any) -> Any:
+        run = current_job()
+        assert run is not None
+        await run.emit("begun")
+        await run.messages().__anext__()
+        return payload
+
+    async with served(owner, handlers={"says": says}) as lanes:
+        job = await lanes.submit("says", 7)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(job.wait)
+            await anext(job.events())
+            await lanes.send(job.id, "go on")
+        assert "wait" not in calls
+
+
 # ---- the client
 
 
@@ -420,6 +538,9 @@ async def test_messages_come_whole_and_a_cancelled_send_cuts_the_link() -> None:
             await one.send("more")
 
 
+JOB = 7
+
+
 class Scripted:
     """A server of a script: what it answers to each call, by verb; None: nothing."""
 
@@ -451,7 +572,8 @@ class Scripted:
                 self._reply_with(number, answer)
 
     def _reply_with(self, number: int, answer: Any) -> None:
-        self._replies.send_nowait(encode(((number, answer),)))
+        more = (True,) if answer == (JOB,) else ()  # the end of this job is told
+        self._replies.send_nowait(encode(((number, answer, *more),)))
 
     async def receive(self) -> str:
         return await self._reply.receive()
@@ -469,6 +591,49 @@ async def test_a_wait_whose_answer_is_lost_is_asked_again(autojump_clock: MockCl
     async with scripted(server) as store:
         assert await store.wait(1) == Ended(DurableState.SUCCEEDED, "7")
     assert server.asked == ["wait"] * 3
+
+
+async def submit(store: ServedStoreClient) -> None:
+    assert await store.do(Enqueue([new_job()]), "ticket") == (JOB,)
+
+
+async def test_a_job_of_whose_end_nothing_is_told_is_asked_for_at_last(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted(do=[(JOB,)], wait=[Ended(DurableState.SUCCEEDED, "7")])
+    async with scripted(server) as store:
+        await submit(store)
+        assert await store.wait(JOB) == Ended(DurableState.SUCCEEDED, "7")
+    assert trio.current_time() == 20
+
+
+async def test_a_job_whose_end_was_not_told_before_the_link_was_cut_is_asked_for(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted(do=[(JOB,)], wait=[Ended(DurableState.SUCCEEDED, "7")])
+    async with scripted(server) as store:
+        await submit(store)
+        server._replies.close()
+        assert await store.wait(JOB) == Ended(DurableState.SUCCEEDED, "7")
+    assert trio.current_time() == RECONNECT_AFTER
+
+
+async def test_waiting_to_be_told_ends_when_the_server_is_gone_for_good(
+    autojump_clock: MockClock,
+) -> None:
+    with pytest.raises(StoreUnavailableError, match="is gone"):
+        async with scripted(Scripted(do=[(JOB,)])) as store:
+            await submit(store)
+            async with trio.open_nursery() as nursery:
+
+                async def wait() -> None:
+                    with pytest.raises(StoreUnavailableError, match="is gone"):
+                        await store.wait(JOB)
+
+                nursery.start_soon(wait)
+                await wait_all_tasks_blocked()
+                store.give_up("it has ended")
+    assert trio.current_time() == 0
 
 
 async def test_an_opening_that_is_refused_is_not_tried_again() -> None:
@@ -663,7 +828,10 @@ async def test_serving_a_connection_ends_if_its_first_message_is_no_opening() ->
     await serve(Ends(sends, receives), MemoryStore())
 
 
-async def test_a_fault_of_the_server_is_not_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("begins", [False, True])
+async def test_a_fault_of_the_server_is_not_the_end_of_it(
+    begins: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     class Broken:
         instance = ""
         max_payload = 1
@@ -679,14 +847,23 @@ async def test_a_fault_of_the_server_is_not_the_end_of_it(caplog: pytest.LogCapt
         async def beat(self) -> bool:
             raise RuntimeError("a bug")
 
+    def begin(*_: Any) -> bool:
+        raise RuntimeError("a bug")
+
+    if begins:
+        Broken.begin = begin  # type: ignore[attr-defined]
+
     broken: Any = Broken()
     there, here = trio.open_memory_channel[str](9), trio.open_memory_channel[str](9)
     there[0].send_nowait(encode(((1, _opening()),)))
     there[0].send_nowait(encode(((2, "", "beat", ()),)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve, Ends(here[0], there[1]), broken)
-        assert decode(await here[1].receive()) == ((1, 1),)
-        ((number, error),) = decode(await here[1].receive())
+        messages: list[Any] = []
+        while len(messages) < 2:
+            messages += decode(await here[1].receive())
+        assert messages[0] == (1, 1)
+        number, error = messages[1]
         assert number == 2
         assert "the server of the store failed: RuntimeError" in str(error)
         assert error.unknown

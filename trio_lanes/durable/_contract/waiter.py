@@ -29,7 +29,7 @@ class _NewsWaiter:
 
     __slots__ = ("_by_id", "_id", "_seen", "_task", "how")
 
-    def __init__(self, by_id: dict[int, set[_NewsWaiter]], id: int) -> None:
+    def __init__(self, by_id: dict[int, set[_NewsWaiter | _Hearer]], id: int) -> None:
         self._by_id: Final = by_id
         self._id: Final = id
         self._seen = False
@@ -68,11 +68,27 @@ class _NewsWaiter:
 
 
 @final
+class _Hearer:
+    """A function that hears of the end of a job, in the place of a task that waits."""
+
+    __slots__ = ("_hear", "_id", "_waiters")
+
+    def __init__(self, waiters: Waiters, id: int, hear: Callable[[Ended | None], None]) -> None:
+        self._waiters: Final = waiters
+        self._id: Final = id
+        self._hear: Final = hear
+
+    def see(self, how: Ended | None) -> None:
+        if how is not None or not self._waiters.hear_end(self._id, self._hear):
+            self._hear(how)
+
+
+@final
 class Waiters:
     """The waiting tasks by job or request, and the jobs that are known not to have ended."""
 
     def __init__(self) -> None:
-        self._by_id: Final[dict[int, set[_NewsWaiter]]] = {}
+        self._by_id: Final[dict[int, set[_NewsWaiter | _Hearer]]] = {}
         self._alive: Final[set[int]] = set()  # a wait for one of these need not ask the store
         # jobs of which news came: it may come before the answer to their submission
         self._heard: Final[OrderedDict[int, None]] = OrderedDict()
@@ -109,6 +125,16 @@ class Waiters:
         while not self._by_id:
             self._came = trio.Event()
             await self._came.wait()
+
+    def hear_end(self, id: int, hear: Callable[[Ended | None], None]) -> bool:
+        """Have a function called once when a job ends that is known not to have ended; else False.
+
+        It is called with None when that is not known any more.
+        """
+        if id not in self._alive:
+            return False
+        self._by_id.setdefault(id, set()).add(_Hearer(self, id, hear))
+        return True
 
     def _waiting(self, id: int) -> _NewsWaiter:
         """Return a waiter for news of a job; it is registered for the time of its block."""

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 import trio
 
@@ -32,6 +32,10 @@ MAX_PAYLOAD: Final = 1024 * 1024
 PATIENCE: Final = 5.0
 JOBS_A_STEP: Final = 500
 """How many jobs one transaction clears, requeues or purges; others can run between two."""
+
+
+Transaction: TypeAlias = tuple[Callable[[Engine], T], str, Lookups]
+"""An act in a transaction, its ticket, and what it will look up."""
 
 
 @final
@@ -123,15 +127,18 @@ class EngineStore(ABC):
     # ---- acts and questions: not async themselves, to spare each job calls at each resumption
 
     def do(self, act: Act[T], ticket: str) -> Coroutine[Any, Any, T]:
-        me = self.instance
         if isinstance(act, PortionedAct):
             return self._in_portions(act, ticket)  # type: ignore[return-value]  # int is T
+        return self._transact(*self._of_act(act, ticket))
+
+    def _of_act(self, act: Act[T], ticket: str) -> Transaction[T]:
+        me = self.instance
 
         def apply(engine: Engine) -> T:
             engine.caller = me
             return act.apply(engine)
 
-        return self._transact(apply, ticket, act.lookups)
+        return apply, ticket, act.lookups
 
     async def _in_portions(self, act: PortionedAct, ticket: str) -> int:
         """Do an act in portions, as a whole; other transactions can run between two.
@@ -153,12 +160,20 @@ class EngineStore(ABC):
         return self._read(question.answer, long=question.long)
 
     def step(self, number: int, finished: Sequence[Finish], room: int) -> Coroutine[Any, Any, Step]:
+        return self._transact(*self._of_step(number, finished, room))
+
+    def _of_step(self, number: int, finished: Sequence[Finish], room: int) -> Transaction[Step]:
         me = self.instance
         self._wake_ups.pending = False  # this step sees what they were sent for
-        return self._transact(
-            lambda engine: engine.step(me, number, finished, room),
-            lookups=Lookups(ids=list(map(_id_of, finished)), room=room),
-        )
+        lookups = Lookups(ids=list(map(_id_of, finished)), room=room)
+        return lambda engine: engine.step(me, number, finished, room), "", lookups
+
+    def hear_end(self, id: int, hear: Callable[[Ended | None], None]) -> bool:
+        """Have a function called when a job ends; False: it may have ended, and is not.
+
+        It is called once, with None if another process may have changed the job.
+        """
+        return self._waiters.hear_end(id, hear)
 
     # ---- instances
 

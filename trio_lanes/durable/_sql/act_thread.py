@@ -25,6 +25,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Condition, Lock, Thread
 from time import monotonic
@@ -84,7 +85,8 @@ class HandedAct(Generic[T]):
     """What the call will look up."""
     due: float
     """The monotonic time until which the caller waits."""
-    task: trio.lowlevel.Task = attrs.field(factory=trio.lowlevel.current_task)
+    tell: Callable[[Outcome[T]], None]
+    """Called in Trio's thread with what came of it."""
     overdue: bool = False
     """Whether `due` has passed before the act was sealed."""
     sealed: bool = False
@@ -256,15 +258,49 @@ class ActThread:
           StoreUnavailableError: if the database refuses it now, or has not answered within the
             patience, or the thread is closed.
         """
-        due = monotonic() + self._patience
+        task = trio.lowlevel.current_task()
+        act = self._act(call, now, ticket, write, lookups, partial(trio.lowlevel.reschedule, task))
         # Tasks go on in their order when acts before them are answered, as overdue acts are, too.
         # So no task waits here for longer than its patience.
         while self._outstanding >= OUTSTANDING and not self._closed:
             await self._room.park()
         await trio.lowlevel.checkpoint_if_cancelled()
+        self._hand_over(act)
+        result: T = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
+        return result
+
+    def begin(
+        self,
+        call: Callable[[Engine], T],
+        now: float | None,
+        ticket: str,
+        lookups: Lookups,
+        tell: Callable[[Outcome[T]], None],
+    ) -> bool:
+        """Do the same for a function, which is called with what came of it, and for no task.
+
+        Return False, and do nothing, if so many acts are under way that a task would wait.
+        """
+        if self._outstanding >= OUTSTANDING:
+            return False
+        self._hand_over(self._act(call, now, ticket, True, lookups, tell))
+        return True
+
+    def _act(
+        self,
+        call: Callable[[Engine], T],
+        now: float | None,
+        ticket: str,
+        write: bool,
+        lookups: Lookups,
+        tell: Callable[[Outcome[T]], None],
+    ) -> HandedAct[T]:
+        due = monotonic() + self._patience
+        return HandedAct(call, now, ticket, write, lookups, due, tell)
+
+    def _hand_over(self, act: HandedAct[Any]) -> None:
         if self._closed:
             raise StoreUnavailableError(f"{self._name} is not open")
-        act = HandedAct(call, now, ticket, write, lookups, due)
         self._outstanding += 1
         with self._lock:
             self._unanswered.append(act)
@@ -272,8 +308,6 @@ class ActThread:
                 self._watch_idle = False
                 self._changed.notify()
         self._handed_over.put(act)
-        result: T = await trio.lowlevel.wait_task_rescheduled(_not_cancelled)
-        return result
 
     # ---- in Trio's thread
 
@@ -298,7 +332,7 @@ class ActThread:
             self._outstanding -= 1
             if self._room:
                 self._room.unpark()
-            trio.lowlevel.reschedule(act.task, answer)
+            act.tell(answer)
 
     def _refuse_overdue(self, acts: list[HandedAct[Any]]) -> None:
         for act in acts:

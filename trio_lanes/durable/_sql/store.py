@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import trio
+from outcome import Outcome
 
 from .._contract.act import NO_LOOKUPS, Lookups
 from .._contract.errors import StoreUnavailableError
@@ -61,6 +62,16 @@ class SqlStore(EngineStore):
         self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> Coroutine[Any, Any, T]:
         return self._opened().act(act, self._now(), ticket, lookups=lookups)
+
+    def _begin_act(
+        self,
+        act: Callable[[Engine], T],
+        ticket: str,
+        lookups: Lookups,
+        tell: Callable[[Outcome[T]], None],
+    ) -> bool:
+        """Do the same for a function: see `ActThread.begin`."""
+        return self._opened().begin(act, self._now(), ticket, lookups, tell)
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         writer = self._opened()

@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import trio
+from outcome import Outcome
 
+from .._contract.act import PortionedAct
 from .._contract.errors import StoreUnavailableError
 from .._contract.records import Opening, StoreActivity
 from .._rules.engine import Engine
@@ -80,6 +82,32 @@ class Guest(EngineStore):
     async def _transact(
         self, act: Callable[[Engine], T], ticket: str = "", lookups: Lookups = NO_LOOKUPS
     ) -> T:
+        call, wake_others = self._of_host(act)
+        result = await self._host.store._transact(call, ticket, lookups)
+        wake_others()
+        return result
+
+    def begin(
+        self, name: str, arguments: tuple[Any, ...], tell: Callable[[Outcome[Any]], None]
+    ) -> bool:
+        if name == "step":
+            act, ticket, lookups = self._of_step(*arguments)
+        elif name == "do" and not isinstance(arguments[0], PortionedAct):
+            act, ticket, lookups = self._of_act(*arguments)
+        else:
+            return False
+        call, wake_others = self._of_host(act)
+
+        def told(outcome: Outcome[Any]) -> None:
+            wake_others()
+            tell(outcome)
+
+        return self._host.store._begin_act(call, ticket, lookups, told)
+
+    def _of_host(
+        self, act: Callable[[Engine], T]
+    ) -> tuple[Callable[[Engine], T], Callable[[], None]]:
+        """Return an act as the host's engine does it, and what wakes the other workers after it."""
         mine = self._opened()
         elsewhere = False
 
@@ -97,12 +125,13 @@ class Guest(EngineStore):
             finally:
                 mine.forget_effects()
 
-        result = await self._host.store._transact(call, ticket, lookups)
-        if elsewhere:
-            for guest in self._host.store.guests:
-                if guest is not self:
-                    guest._look_again()
-        return result
+        def wake_others() -> None:
+            if elsewhere:
+                for guest in self._host.store.guests:
+                    if guest is not self:
+                        guest._look_again()
+
+        return call, wake_others
 
     async def _read(self, look: Callable[[Queues], T], *, long: bool = False) -> T:
         self._opened()

@@ -12,6 +12,8 @@ Theory of operation:
   Their patience counts while there is no link.
 * The server pushes a hint when there may be work. A hint can be lost, so `wake` also wakes by
   itself, every few seconds.
+* The answer to a submission says whether the server will tell how its jobs end. Then a task that
+  waits for one asks nothing, unless the link is cut, or nothing was told for `WAITED_FOR`.
 * A call that changes the store ends even if its caller is cancelled, within the patience. A
   question and a wait for a job change nothing, and are cancelled at once.
 * `ServedStoreClient.give_up` ends all calls: the process that serves the store has ended.
@@ -24,6 +26,7 @@ import math
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final, NoReturn, TypeVar, final
 
 import trio
@@ -32,6 +35,7 @@ from .._contract.act import Act, Question
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import ServedAt, Store
 from .._contract.records import Ended, Finish, Opening, Step
+from .._contract.waiter import Waiters
 from .codec import decode, encode
 from .link import CUT, Link
 from .mail import Mail
@@ -78,6 +82,7 @@ class ServedStoreClient(Store):
         self._refused: Exception | None = None
         self._last_number = 0
         self._pending: Final[dict[int, _Call]] = {}
+        self._waiters: Final = Waiters()
         self._poke, self._pokes = trio.open_memory_channel[None](1)
 
     def __repr__(self) -> str:
@@ -120,8 +125,19 @@ class ServedStoreClient(Store):
             self._refused = error
         self._mail = None
         self._linked.set()
+        self._change_all()
+
+    def _change_all(self) -> None:
+        """Have all calls and waits look for a link again."""
         for call in self._pending.values():
             call.changed.set()
+        self._waiters.all_changed()
+
+    async def _doubt(self) -> None:
+        """Have tasks that wait to be told the end of a job ask now and then: it may be lost."""
+        while True:
+            await trio.sleep(WAITED_FOR)
+            self._waiters.all_changed()
 
     async def _keep_linked(self, opening: Opening) -> None:
         while True:
@@ -134,8 +150,7 @@ class ServedStoreClient(Store):
             if self._refused is not None:
                 return
             self._linked = trio.Event()
-            for call in self._pending.values():
-                call.changed.set()  # it waits for the next link
+            self._change_all()  # they wait for the next link
             await trio.sleep(RECONNECT_AFTER)
 
     async def _use(self, link: Link, opening: Opening) -> None:
@@ -144,9 +159,8 @@ class ServedStoreClient(Store):
         with trio.move_on_after(self.patience) as in_time:
             answer = None
             while answer is None:
-                for answered, data in decode(await link.receive()):
-                    if answered == number:
-                        answer = data
+                heard = {message[0]: message[1] for message in decode(await link.receive())}
+                answer = heard.get(number)
         if in_time.cancelled_caught:
             return
         if isinstance(answer, Exception):
@@ -157,6 +171,7 @@ class ServedStoreClient(Store):
         mail = Mail(link)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(mail.send)
+            nursery.start_soon(self._doubt)
             self._mail = mail
             self._linked.set()
             try:
@@ -166,13 +181,18 @@ class ServedStoreClient(Store):
             except CUT:
                 nursery.cancel_scope.cancel()
 
-    def _hear(self, number: int, answer: Any) -> None:
+    def _hear(self, number: int, answer: Any, *more: Any) -> None:
+        if number == 0 and more:
+            self._waiters.changed(answer, *more)
+            return
         if number == 0:
             try:
                 self._poke.send_nowait(None)
             except trio.WouldBlock:
                 pass  # a hint is pending already
             return
+        if more == (True,):
+            self._waiters.accepted(answer)
         call = self._pending.pop(number, None)
         if call is not None:  # else the answer came twice, or too late
             call.answer = (answer,)
@@ -307,7 +327,10 @@ class ServedStoreClient(Store):
             yield
 
     async def wait(self, id: int) -> Ended | None:
-        return await self._ask_until("wait", id)  # type: ignore[no-any-return]
+        return await self._waiters.end_of(id, partial(self._ask_end, id))
+
+    async def _ask_end(self, id: int) -> tuple[Ended | None]:
+        return (await self._ask_until("wait", id),)
 
     async def events(self, id: int, after: int) -> Sequence[tuple[int, str]] | None:
         return await self._ask_until("events", id, after)  # type: ignore[no-any-return]

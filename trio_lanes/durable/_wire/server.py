@@ -2,7 +2,7 @@
 
 Each connection has a store object of its own, over the same data, which is opened with the
 `Opening` that the first message brings. Each call names the incarnation that makes it, and is done
-in a task of its own. So calls may overtake each other. A call that comes late or twice is known by
+in a task of its own, or in none, if the store can begin it. So calls may overtake each other. A call that comes late or twice is known by
 its number or its ticket. Messages go in batches: see `mail`.
 """
 
@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, final
 
 import trio
+from outcome import Error, Outcome
 
 from .._contract.errors import StoreUnavailableError
 from .._contract.protocol import Store
+from .._contract.records import Ended
+from ..acts.jobs import Enqueue
 from .codec import decode, encode, is_answer
 from .link import CUT, Link
 from .mail import Mail
@@ -25,6 +29,8 @@ logger: Final = logging.getLogger("trio_lanes.durable")
 
 WAITED_FOR: Final = 20.0
 """Seconds after which a wait for a job is answered, so that it is asked again."""
+TOLD_SIZE: Final = 16 * 1024
+"""How many characters the outcome of a job has, at most, of which a client is told unasked."""
 NOT_YET: Final = "not yet"
 """The answer to a wait for a job that has not ended."""
 WAITS: Final = frozenset({"wait", "events", "sent", "receive", "served"})
@@ -37,6 +43,20 @@ class ServedStore(Store, Protocol):
 
     instance: str
     """The incarnation that makes the next call."""
+
+    def begin(
+        self, name: str, arguments: tuple[Any, ...], tell: Callable[[Outcome[Any]], None]
+    ) -> bool:
+        """Begin a call, and have a function called with its outcome, so that no task need wait.
+
+        Return whether it has begun. A store without this method has a task for each call.
+        """
+
+    def hear_end(self, id: int, hear: Callable[[Ended | None], None]) -> bool:
+        """Have a function called once when a job ends that is known not to have ended; else False.
+
+        It is called with None when that is not known any more. Only a store with `begin` has it.
+        """
 
 
 async def serve(link: Link, store: ServedStore) -> None:
@@ -69,7 +89,8 @@ class _ServedLink:
                     try:
                         while True:
                             for call in decode(await self._link.receive()):
-                                if len(call) == 4:  # else the opening came twice
+                                # else the opening came twice
+                                if len(call) == 4 and not self._begin(*call):
                                     nursery.start_soon(self._do, *call)
                     except CUT:
                         nursery.cancel_scope.cancel()
@@ -80,6 +101,35 @@ class _ServedLink:
         async for _ in self._store.wake():
             self._mail.post((0, "look"))
 
+    def _begin(self, number: int, me: str, name: str, arguments: tuple[Any, ...]) -> bool:
+        """Begin a call for which no task need wait; return whether it was such a call."""
+        begin = getattr(self._store, "begin", None)
+        if begin is None:
+            return False
+        self._store.instance = me
+
+        def tell(outcome: Outcome[Any]) -> None:
+            if isinstance(outcome, Error):
+                self._refuse(number, outcome.error, name, arguments)
+            elif name == "do" and isinstance(arguments[0], Enqueue):
+                ids = outcome.unwrap()
+                told = all(self._store.hear_end(id, partial(self._tell_end, id)) for id in ids)
+                self._mail.post((number, ids, told))
+            else:
+                self._mail.post((number, outcome.unwrap()))
+
+        try:
+            begun: bool = begin(name, arguments, tell)
+        except Exception as error:
+            self._refuse(number, error, name, arguments)
+            return True
+        return begun
+
+    def _tell_end(self, id: int, how: Ended | None) -> None:
+        if how is not None and len(how.outcome) > TOLD_SIZE:
+            how = None  # who waits for it asks
+        self._mail.post((0, id, how))
+
     async def _do(self, number: int, me: str, name: str, arguments: tuple[Any, ...]) -> None:
         try:
             assert name in CALLS, name
@@ -89,8 +139,14 @@ class _ServedLink:
             with trio.move_on_after(WAITED_FOR if name in WAITS else math.inf):
                 answer = await call(*arguments)
         except Exception as error:
-            answer = _answer_for(error, verb_of(name, arguments))
-        self._mail.post((number, answer))
+            self._refuse(number, error, name, arguments)
+        else:
+            self._mail.post((number, answer))
+
+    def _refuse(
+        self, number: int, error: BaseException, name: str, arguments: tuple[Any, ...]
+    ) -> None:
+        self._mail.post((number, _answer_for(error, verb_of(name, arguments))))
 
 
 def verb_of(call: str, arguments: Sequence[Any]) -> str:
@@ -98,9 +154,9 @@ def verb_of(call: str, arguments: Sequence[Any]) -> str:
     return str(arguments[0].name) if call in ("do", "look") else call
 
 
-def _answer_for(error: Exception, verb: str) -> Exception:
+def _answer_for(error: BaseException, verb: str) -> Exception:
     """Return the answer to a call that raised an error."""
-    if is_answer(error):
+    if isinstance(error, Exception) and is_answer(error):
         return error
     logger.error("the call %r to the store failed", verb, exc_info=error)
     failed = StoreUnavailableError(f"the server of the store failed: {error!r}")
