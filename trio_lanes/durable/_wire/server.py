@@ -2,8 +2,9 @@
 
 Each connection has a store object of its own, over the same data, which is opened with the
 `Opening` that the first message brings. Each call names the incarnation that makes it, and is done
-in a task of its own, or in none, if the store can begin it. So calls may overtake each other. A call that comes late or twice is known by
-its number or its ticket. Messages go in batches: see `mail`.
+in a task of its own, or in none, if the store can begin it. So calls may overtake each other. A
+call that comes late or twice is known by its number or its ticket. Messages go in batches: see
+`mail`.
 """
 
 from __future__ import annotations
