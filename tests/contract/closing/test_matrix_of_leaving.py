@@ -979,15 +979,6 @@ def by_row(rows: Sequence[Row]) -> list[Any]:
     return [pytest.param(rows, id=", ".join(names)) for names, rows in table.items()]
 
 
-@pytest.fixture(autouse=True)
-def small_heap() -> Iterator[None]:
-    """Let a collection look at nothing but what the scene has made."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.no_cover  # other tests are about each line of this
 @pytest.mark.parametrize("rows", by_row(chosen_rows()))
 def test_all_ends_whatever_is_done_and_wherever_and_however_it_is_left(rows: list[Row]) -> None:
