@@ -23,6 +23,6 @@ async def test_kill_9_and_stops_longer_than_the_lease(
     address = f"{server.dsn()}#{namespace}"
     async with open_durable_lanes(store, {}, LANES, worker=False) as lanes:
         async with killing(lanes, "postgres", address, tmp_path) as story:
-            await story.go_on(partial(story.kill_and_stop, number("KILLS", 20)))
+            await story.go_on(partial(story.kill_and_stop, number("KILLS", 12)))
             print(story.summary())
             await story.check()

@@ -173,14 +173,26 @@ def test_a_response_goes_on_in_another_process_when_its_process_is_killed(tmp_pa
                 assert [text for text in answered if text in asked] == asked
 
 
-def test_clients_of_a_gateway_of_one_process_work_with_four(tmp_path: Path) -> None:
+SCENARIOS = ("loops", "modes", "threads", "functions", "completions", "hang_up")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("openai_sync.py", *SCENARIOS),
+        pytest.param(("openai_socket.py",), marks=pytest.mark.thorough),
+        pytest.param(("anthropic_sync.py",), marks=pytest.mark.thorough),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_clients_of_a_gateway_of_one_process_work_with_four(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    name, *scenarios = arguments
     more = ("--processes", "4", "--limit", "8")
     with program(*options(tmp_path, *more), announces="the gateway is at ") as (process, url):
         until_all_serve(process, url, 4)
-        scenarios = ("loops", "modes", "threads", "functions", "completions", "hang_up")
-        client(sys.executable, CLIENTS / "openai_sync.py", url, *scenarios)
-        client(sys.executable, CLIENTS / "openai_socket.py", url)
-        client(sys.executable, CLIENTS / "anthropic_sync.py", url)
+        client(sys.executable, CLIENTS / name, url, *scenarios)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_no_question_is_asked_twice_over_kills_of_the_gateway(tmp_path: Path) ->
     def life(process: subprocess.Popen[str]) -> None:
         time.sleep(rng.uniform(0.1, 2.0))
 
-    _ask_over_kills(tmp_path, number("KILLS_GATEWAY", 20), life)
+    _ask_over_kills(tmp_path, number("KILLS_GATEWAY", 8), life)
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_over_kills_of_the_parent_no_answer_fails_though_its_store_is_away_besid
             process.send_signal(signal.SIGCONT)
             time.sleep(rng.uniform(0.0, 3.0))
 
-    _ask_over_kills(tmp_path, number("KILLS_GATEWAY", 3), life, "--processes", "2")
+    _ask_over_kills(tmp_path, number("KILLS_GATEWAY", 2), life, "--processes", "2")
 
 
 def _ask_over_kills(
