@@ -22,12 +22,11 @@ Theory of operation:
 from __future__ import annotations
 
 import logging
-import math
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar, final
+from typing import Any, Final, NoReturn, Self, TypeVar, final
 
 import trio
 
@@ -204,16 +203,10 @@ class ServedStoreClient(Store):
 
     # ---- calls
 
-    @contextmanager
-    def _call(self, name: str, arguments: tuple[Any, ...]) -> Iterator[_Call]:
-        """Make a call, whose answer is heard of until the end of the block."""
+    def _call(self, name: str, arguments: tuple[Any, ...]) -> _Call:
+        """Return a call, whose answer is heard of until the end of its block."""
         number = self._next_number()
-        call = _Call(encode((number, self._instance, name, arguments)))
-        self._pending[number] = call
-        try:
-            yield call
-        finally:
-            self._pending.pop(number, None)
+        return _Call(self._pending, number, encode((number, self._instance, name, arguments)))
 
     async def _ask(self, name: str, *arguments: Any, long: bool = False) -> Any:
         """Make a call that changes the store, and return its answer."""
@@ -224,12 +217,11 @@ class ServedStoreClient(Store):
         self, name: str, arguments: tuple[Any, ...], *, long: bool, shield: bool
     ) -> Any:
         with self._call(name, arguments) as call:
-            with trio.CancelScope(shield=shield) as scope:
-                if long:
-                    await self._until_answered(call, math.inf, scope)
-                else:
-                    scope.deadline = trio.current_time() + self.patience
-                    await self._until_answered(call, ASK_AGAIN)
+            if long:
+                with trio.CancelScope(shield=shield) as scope:
+                    await self._until_answered(call, scope)
+            else:
+                await self._within_patience(call, shield)
         if call.answer is None:
             verb = verb_of(name, arguments)
             error = StoreUnavailableError(f"{self._name} has not answered the call {verb!r}")
@@ -251,7 +243,7 @@ class ServedStoreClient(Store):
         while True:
             with self._call(name, arguments) as call:
                 with trio.move_on_after(WAITED_FOR + self.patience):
-                    await self._until_answered(call, math.inf)
+                    await self._until_answered(call)
             if call.answer is None:
                 continue  # the question or its answer was lost
             (answer,) = call.answer
@@ -260,13 +252,20 @@ class ServedStoreClient(Store):
             if answer != NOT_YET:
                 return answer
 
-    async def _until_answered(
-        self, call: _Call, again_after: float, patience: trio.CancelScope | None = None
-    ) -> None:
-        """Send a call until it has its answer.
+    async def _within_patience(self, call: _Call, shield: bool) -> None:
+        """Send a call until it has its answer, or the patience is over."""
+        until = trio.current_time() + self.patience
+        while call.answer is None and (now := trio.current_time()) < until:
+            again, changed = until, self._linked
+            if self._mail is not None or self._refused is not None:
+                again, changed = min(until, now + ASK_AGAIN), self._send(call)
+            with trio.CancelScope(deadline=again, shield=shield):
+                await changed.wait()
+
+    async def _until_answered(self, call: _Call, patience: trio.CancelScope | None = None) -> None:
+        """Send a call until it has its answer, once over each link.
 
         Args:
-          again_after: seconds after which it is sent again over the same link.
           patience: cancelled when there is no link for the patience of the store, and after `LONG`.
         """
         last = trio.current_time() + LONG
@@ -276,15 +275,19 @@ class ServedStoreClient(Store):
                     patience.deadline = min(last, trio.current_time() + self.patience)
                 await self._linked.wait()
                 continue  # a new link may be cut before this task runs
-            mail, call.changed = self._mail, trio.Event()
-            if mail is None:
-                self._raise_refusal(call)
+            changed = self._send(call)
             if patience is not None:
                 patience.deadline = last
-            call.sent = True
-            mail.post_text(call.text)
-            with trio.move_on_after(again_after):
-                await call.changed.wait()
+            await changed.wait()
+
+    def _send(self, call: _Call) -> trio.Event:
+        """Send a call; return an event that is set when it has its answer, or the link is cut."""
+        if self._mail is None:
+            self._raise_refusal(call)
+        call.changed = trio.Event()
+        call.sent = True
+        self._mail.post_text(call.text)
+        return call.changed
 
     def _raise_refusal(self, call: _Call) -> NoReturn:
         refused = self._refused
@@ -349,8 +352,17 @@ class ServedStoreClient(Store):
 class _Call:
     """A call that has no answer yet."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, pending: dict[int, _Call], number: int, text: str) -> None:
+        self._pending: Final = pending
+        self._number: Final = number
         self.text: Final = text
         self.sent = False
         self.answer: tuple[Any] | None = None
         self.changed = trio.Event()  # it has its answer, or the link is cut
+
+    def __enter__(self) -> Self:
+        self._pending[self._number] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pending.pop(self._number, None)
