@@ -14,7 +14,7 @@ class Link(Protocol):
     """One connection. Messages may be lost, late or doubled; none is changed."""
 
     async def send(self, message: str) -> None:
-        """Send a message. Several tasks may send at once.
+        """Send a message. One task sends at a time.
 
         Raises:
           trio.BrokenResourceError, trio.ClosedResourceError: if the connection is cut.

@@ -23,22 +23,20 @@ class SocketLink:
         self._stream: Final = stream
         self._received = bytearray()
         self._searched = 0
-        self._one_sender: Final = trio.Lock()
 
     async def send(self, message: str) -> None:
         left = memoryview(message.encode() + b"\n")
-        async with self._one_sender:
-            whole = len(left)
-            try:
-                while left:
-                    left = left[await self._stream.socket.send(left) :]
-            except OSError as error:
+        whole = len(left)
+        try:
+            while left:
+                left = left[await self._stream.socket.send(left) :]
+        except OSError as error:
+            self._stream.socket.close()
+            raise trio.BrokenResourceError from error
+        except BaseException:
+            if len(left) < whole:
                 self._stream.socket.close()
-                raise trio.BrokenResourceError from error
-            except BaseException:
-                if len(left) < whole:
-                    self._stream.socket.close()
-                raise
+            raise
 
     async def receive(self) -> str:
         while True:
