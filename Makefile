@@ -129,7 +129,7 @@ STOPPED_AT_RANDOM := \
 CHAOTIC := tests/durable/test_simulation.py tests/durable/test_kills.py \
 	tests/examples/gateway/test_retries.py tests/examples/gateway/test_several.py \
 	tests/durable/postgres/test_lives.py tests/durable/postgres/test_processes.py \
-	tests/durable/postgres/test_row_holder.py::$(STOPPED_AT_RANDOM) \
+	tests/durable/postgres/test_lock_holder.py::$(STOPPED_AT_RANDOM) \
 	tests/durable/valkey/test_processes.py tests/durable/valkey/test_interleavings.py \
 	tests/durable/valkey/test_lives.py \
 	tests/durable/valkey/test_faults.py::$(CUTS_AT_RANDOM) \

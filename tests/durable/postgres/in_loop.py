@@ -80,9 +80,10 @@ class Life:
             life._bring_up_to_date()
             return begin(tables, *args, **options)
 
-        def commit_and_tell(tables: PostgresTables, *args: Any) -> None:
-            commit(tables, *args)
-            life._tell(*args)
+        def commit_and_tell(tables: PostgresTables, *args: Any) -> bool:
+            more = commit(tables, *args)
+            life._tell(tables._me, *args)
+            return more
 
         async def listen(listener: Listener) -> None:
             await listener._link.call(listener._begin)
@@ -108,9 +109,11 @@ class Life:
             self._written = now
             self._connection.execute(f"UPDATE {TABLE} SET now = %s", (now,))
 
-    def _tell(self, channel: str, me: str, look: bool, ended: Any) -> None:
+    def _tell(self, me: str, look: bool, ended: Any) -> None:
         for listener in self._listeners:
             if listener._me != me:
+                if look or ended:
+                    listener._hint(lock=False)
                 if look:
                     listener._look()
                 if ended:

@@ -10,6 +10,7 @@ import trio
 
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
+    DurableLanes,
     DurableState,
     KeyConflictError,
     PostgresStore,
@@ -32,6 +33,15 @@ async def connection(server: Server, namespace: str) -> Any:
         connection.execute("CREATE TABLE orders (id int)")
         connection.commit()
         yield connection
+
+
+async def taken_in(connection: psycopg.Connection, lanes: DurableLanes) -> None:
+    """Commit, and wait until the submissions have been taken in."""
+    connection.commit()
+    with trio.fail_after(60):
+        while connection.execute("SELECT 1 FROM submissions").fetchall():
+            await lanes.pause_for("main", 0)
+    connection.commit()
 
 
 async def test_the_row_and_the_job_are_there_or_neither(
@@ -93,8 +103,7 @@ async def test_a_start_takes_the_cost_that_was_given_to_the_function(
         connection.execute("SELECT submit('a', cost => '3')")
         connection.execute("""SELECT submit('a', cost => '{"tokens": 5}')""")
         connection.execute("""SELECT submit('a', cost => '{"requests": 0, "no unit": 5}')""")
-        connection.commit()
-        await lanes.pause_for("main", 0)
+        await taken_in(connection, lanes)
         assert (await lanes.statistics()).waiting == 4
     costs = connection.execute("SELECT cost FROM jobs ORDER BY id").fetchall()
     assert [json.loads(cost) for (cost,) in costs] == [
@@ -128,8 +137,7 @@ async def test_a_key_that_is_known_is_the_same_job_and_a_conflict_is_kept_for_a_
         job = await lanes.submit("a", 1, key="k")
         connection.execute("SELECT submit('a', '1', key => 'k')")
         connection.execute("SELECT submit('a', '2', key => 'k')")
-        connection.commit()
-        await lanes.pause_for("main", 0)
+        await taken_in(connection, lanes)
         assert [one.id for one in await lanes.jobs(states=[DurableState.WAITING])] == [job.id]
         (dead,) = await lanes.dead()
         assert dead.key is None

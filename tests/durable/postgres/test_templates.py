@@ -8,6 +8,7 @@ import trio
 
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import PostgresStore, Submission, open_durable_lanes
+from trio_lanes.durable._postgres.read_ahead import LANE_NUMBERS
 
 from .server import Server
 
@@ -37,11 +38,13 @@ async def test_a_store_forgets_lanes_without_jobs(
         with psycopg.connect(server.dsn()) as connection:
             connection.execute(f"SET search_path = {namespace}".encode())
 
+            numbers = LANE_NUMBERS.replace("main.", "")
+
             def names(question: str) -> list[str]:
                 return [row[0] for row in connection.execute(question.encode())]
 
             # as `submit`, and other lanes that stay
-            assert set(names("SELECT lane FROM counts")) <= {"main", "tenant:*"}
+            assert set(names(f"SELECT lane FROM {numbers} WHERE n <> 0")) <= {"main", "tenant:*"}
             assert names("SELECT meter FROM marks") == []
             assert names("SELECT name FROM settings WHERE kind = 'lane' ORDER BY 1") == [
                 "main",

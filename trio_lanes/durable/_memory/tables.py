@@ -53,6 +53,9 @@ class MemoryTables(RemembersAnswers, Settings):
     def insert(self, job: JobRecord) -> None:
         self._jobs[job.id] = job
 
+    def before_change(self, job: JobRecord) -> None:
+        pass
+
     def update(self, job: JobRecord, **changes: Any) -> None:
         for field, value in changes.items():
             setattr(job, field, value)

@@ -2,46 +2,59 @@
 
 Theory of operation
 
-The batches of a namespace are a chain. The transaction that makes `meta.version` n adds the delta n
-to the table `deltas`, with an id that no other has. An instance whose cache is of the batch m reads
-the deltas behind m when it has locked the row of `meta`, and puts them into its cache. So what an
-instance reads when another one has written is what that one has changed, however much there is.
+The batches of a namespace are a chain; see `batch`. The batch n adds the delta n to the table
+`deltas`, with an id that no other has. An instance whose cache is of the batch m reads the deltas
+behind m, and puts them into its cache. So what an instance reads when another one has written is
+what that one has changed, however much there is.
 
 * A delta is whole or it is not there. It says of each job that has changed what it is now, so that
   of many deltas only the last word on a job counts.
 * An instance whose cache is of a batch that is not in the chain, or too far behind, drops its cache
-  and reads all anew. So nothing rests on a delta but time. A transaction writes none while nobody
-  else listens, and none if it has changed what a delta does not say (`Changes.incomplete`).
+  and reads all anew. So nothing rests on a delta but time. A batch says nothing while nobody else
+  listens, and if it has changed what a delta does not say (`Changes.incomplete`).
 * Numbers may come twice, if the server has gone back to older data. Ids do not.
+* A batch that came late has written nothing, so its changes leave the cache as well: each job that
+  it has changed becomes what it was, as if another instance had made it so (`Image.undo`).
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+import attrs
+
 from ..._limits.meters import Marks, put
-from .._sql.rows import Cursor, record_of
+from .._rules.job_record import JobRecord
+from .._rules.tables import STEPS, Kind, LastStep
+from .._sql.rows import COLUMNS, Row, record_of, values_of
 from .._wire.codec import decode
+from .batch import MAX_BEHIND
 from .delta import Changes, Delta
 from .read_ahead import ReadAhead
 from .rows import PostgresRows
 
-DELTAS_KEPT: Final = 1_000
-"""How many batches have their deltas in the table."""
-REMOVED_AT_ONCE: Final = 100
-"""How many deltas are removed together."""
-MAX_BEHIND: Final = 200
-"""How many batches a cache is brought up to date by at most."""
-
-_ADD: Final = "INSERT INTO main.deltas VALUES (%s, %s, %s)"
-_REMOVE: Final = "DELETE FROM main.deltas WHERE batch <= %s"
-_BEHIND: Final = (
-    "SELECT batch, id, CASE WHEN batch > %s THEN data END FROM main.deltas"
-    " WHERE batch >= %s AND batch <= %s ORDER BY batch"
+HEAD: Final = (
+    "SELECT batch, id, sequence, clock, ahead, notices FROM main.deltas ORDER BY batch DESC LIMIT 1"
 )
-_NEWEST: Final = "SELECT deltas.id FROM main.deltas JOIN main.meta ON batch = version"
+BEHIND: Final = (
+    "SELECT batch, id, CASE WHEN batch > %s THEN data END FROM main.deltas"
+    f" WHERE batch >= %s AND batch <= %s + {MAX_BEHIND} ORDER BY batch"
+)
+
+_all_of: Final = values_of(COLUMNS)
+
+
+@attrs.frozen
+class Head:
+    """What the newest batch says of the whole store."""
+
+    batch: int
+    id: str
+    sequence: int
+    clock: float
+    ahead: float
+    notices: int
 
 
 class Image(ReadAhead):
@@ -49,35 +62,50 @@ class Image(ReadAhead):
 
     def __init__(self, rows: PostgresRows, names: Collection[str]) -> None:
         self._jobs: Final = rows
-        self._changes = rows.changes = Changes()
+        self._changes = self._jobs.changes = Changes()
+        # what was before this batch, for `undo`: {id: (the job, its columns; None: it is new)}
+        self._before: Final[dict[int, tuple[JobRecord, Row | None]]] = {}
+        self._settings_before: Final[dict[tuple[str, str], Any]] = {}
+        self._free = False  # whether the acts run without a lock, so that they may be undone
         super().__init__(rows, names)
-        self._batch: str | None = None  # the id of the batch that is cached, if it has a delta
+        self._steps: Final[dict[str, LastStep | None]] = {}  # the last steps that are known
+        self._batch: str | None = None  # the id of the batch that is cached
 
     def _forget(self) -> None:
         super()._forget()
         self._batch = None
+        self._steps.clear()
         self._forget_changes()
 
     def _forget_changes(self) -> None:
         self._changes = self._jobs.changes = Changes()
+        self._before.clear()
+        self._settings_before.clear()
 
-    # ---- telling
+    # ---- what changes
 
-    def _tell(self, batch: int) -> str | None:
-        """Add the delta of the transaction; return the id of its batch, None if it has none."""
-        text = self._changes.text()
-        if batch % REMOVED_AT_ONCE == 0:
-            self._execute(_REMOVE, (batch - DELTAS_KEPT,))
-        if text is None:
-            return None
-        id = uuid.uuid4().hex
-        self._execute(_ADD, (batch, id, text))
-        return id
+    def insert(self, job: JobRecord) -> None:
+        if self._free:
+            self._before[job.id] = job, None
+        super().insert(job)
+
+    def before_change(self, job: JobRecord) -> None:
+        if self._free and job.id not in self._before:
+            self._before[job.id] = job, _all_of(job)
+
+    def update(self, job: JobRecord, **changes: Any) -> None:
+        self.before_change(job)
+        super().update(job, **changes)
+
+    def put(self, kind: Kind[Any], name: str, value: Any) -> None:
+        self._settings_before.setdefault((kind.name, name), self.of(kind).get(name))
+        super().put(kind, name, value)
 
     def _flush_counts(self) -> None:
         self._cache.count()
-        self._changes.count(self._cache.uncounted.items())
+        uncounted = dict(self._cache.uncounted)
         super()._flush_counts()
+        self._changes.count(uncounted.items())
 
     def _put_text(self, kind: str, name: str, value: Any) -> None:
         super()._put_text(kind, name, value)
@@ -102,43 +130,35 @@ class Image(ReadAhead):
 
     # ---- being told
 
-    def _ask_behind(self) -> Cursor | None:
-        """Ask for the deltas behind the cached batch."""
-        batch = self._version
-        if batch is None or self._batch is None:
-            return None
-        return self._execute(_BEHIND, (batch, batch, batch + MAX_BEHIND))
+    def _catch_up(self, found: Sequence[tuple[int, str, str | None]], head: Head) -> bool:
+        """Bring the cache to the newest batch by deltas; return whether that could be done.
 
-    def _ask_newest(self) -> Cursor:
-        """Ask for the id of the newest batch, when all is read anew."""
-        return self._execute(_NEWEST)
-
-    def _read_newest(self, newest: Cursor) -> None:
-        row = newest.fetchone()
-        self._batch = None if row is None else row[0]
-
-    def _catch_up(self, behind: Cursor | None, version: int) -> bool:
-        """Bring the cache to the newest batch by deltas; return whether that could be done."""
-        if behind is None:
-            return version == self._version
-        found, known = behind.fetchall(), self._version
-        assert known is not None
+        Args:
+          found: the cached batch, if it is in the chain, and those behind it.
+        """
+        known = self._version
+        if known is None or not found or found[0][:2] != (known, self._batch):
+            return False
         rows = found[1:]
-        if not found or found[0][:2] != (known, self._batch):
+        if [row[0] for row in rows] != [*range(known + 1, head.batch + 1)]:
             return False
-        if [row[0] for row in rows] != [*range(known + 1, version + 1)]:
+        texts = [text for _, _, text in rows if text is not None]
+        if len(texts) < len(rows):
             return False
-        if rows:
-            self._batch = rows[-1][1]
-            self._take(Delta(text for _, _, text in rows))
-        self._version = version
+        if texts:
+            self._take(Delta(texts))
+        self._version, self._batch = head.batch, head.id
         return True
 
     def _take(self, delta: Delta) -> None:
         """Put the changes of other instances into the cache."""
         cache, rows = self._cache, self._jobs
         for (kind, name), data in delta.settings.items():
-            self._set(kind, name, None if data is None else decode(data))
+            value = None if data is None else decode(data)
+            if kind == STEPS.name:
+                self._steps[name] = value
+            else:
+                self._set(kind, name, value)
         for meter, added, keep in delta.marks:
             self._take_marks(meter, [(time, starts) for time, starts in added], keep)
         assert cache.counts is not None  # a cache that is not fresh has them
@@ -163,3 +183,34 @@ class Image(ReadAhead):
         if marks is not None:
             put(marks, added, keep)
             self._last_marks[meter] += len(added)
+
+    # ---- undoing
+
+    def undo(self) -> None:
+        """Let the cache be what it was before the changes of a batch that was not committed."""
+        cache, rows, changes = self._cache, self._jobs, self._changes
+        counts = cache.counts
+        assert counts is not None
+        cache.count()
+        changes.count(cache.uncounted.items())
+        cache.uncounted.clear()
+        for key, by in changes.counts.items():
+            counts.add(key, -by)
+        for (kind, name), value in self._settings_before.items():
+            self._set(kind, name, value)
+        for meter, _, _ in changes.marks:
+            self._marks.pop(meter, None)
+            self._last_marks.pop(meter, None)
+        if changes.suspects:
+            cache.suspected = None
+        for id, (job, row) in self._before.items():
+            if row is None:  # it may be in a front, which passes it over by this
+                job.place = job.ready = None
+                rows.drop(id)
+                cache.is_over(id, job.lane)
+            else:
+                cache.is_now(rows.put(row))
+        counts.restore(0.0, everything=True)  # lanes may have been put aside for what is undone
+        rows.undo()
+        self._drop_unwritten()
+        self._forget_changes()

@@ -81,6 +81,8 @@ def connect(
             "idle_in_transaction_session_timeout": 0 if long else int(millis * IDLE),
             # each statement has an index; tables may have grown since they were analyzed
             "enable_seqscan": "on" if long else "off",
+            "enable_hashjoin": "on" if long else "off",
+            "enable_mergejoin": "on" if long else "off",
             "jit": "off",
             "client_encoding": "UTF8",
             "client_min_messages": "warning",
@@ -152,6 +154,13 @@ class PostgresLink:
     def _let_cut(self, connection: psycopg.Connection) -> None:
         with self._lock:
             self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+
+    def release(self) -> None:
+        """Give back the locks of the session, then close it: the server ends it some time later."""
+        if self.connection is not None and self.connection.info.transaction_status == AT_REST:
+            with suppress(psycopg.Error):
+                self.connection.execute("SELECT pg_advisory_unlock_all()")
+        self.close()
 
     def close(self) -> None:
         """Close the connection."""

@@ -2,7 +2,7 @@
 
 The server sends a notice at the commit of its transaction: "look" for workers, and the ids of jobs
 that have ended for tasks that wait for them. It is a hint. Every few seconds the listener compares
-`meta.notices` with the value that it has seen, so a lost notice costs seconds and nothing else.
+`deltas.notices` with the value that it has seen, so a lost notice costs seconds and nothing else.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, final
+from typing import Final, Protocol, final
 
 import psycopg
 import trio
 from psycopg import sql
 
+from .batch import TABLE_LOCK
 from .link import PostgresLink
 
 logger: Final = logging.getLogger("trio_lanes.durable")
@@ -29,6 +30,12 @@ RECONNECT_AFTER: Final = 1.0
 """Seconds, at most, until a lost connection is made again."""
 
 
+class Hint(Protocol):
+    """What a listener calls."""
+
+    def __call__(self, *, lock: bool) -> None: ...
+
+
 @final
 class Listener:
     """The notices of other instances, in one task.
@@ -36,6 +43,8 @@ class Listener:
     Args:
       named: puts the schema into a statement, as `schema.naming` does.
       me: the name of this instance on the channel: its own notices are ignored.
+      hint: is called when another instance may have written; with ``lock`` when something waits
+        that is done under the lock.
       look: is called when a worker should take a step.
       wake_waiters: is called with the ids of jobs with news; None: any job may have some.
     """
@@ -47,6 +56,7 @@ class Listener:
         named: Callable[[str], bytes],
         channel: str,
         me: str,
+        hint: Hint,
         look: Callable[[], None],
         wake_waiters: Callable[[Iterable[int] | None], None],
     ) -> None:
@@ -55,6 +65,7 @@ class Listener:
         self._named: Final = named
         self._channel: Final = channel
         self._me: Final = me
+        self._hint: Final = hint
         self._look: Final = look
         self._wake_waiters: Final = wake_waiters
         self._seen: tuple[int, bool] | None = None
@@ -89,8 +100,8 @@ class Listener:
         connection.add_notify_handler(lambda notice: self._texts.append(notice.payload))
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         self._seen = self._slow_look()
-        # wait for a transaction that began before the registration: it sends no notice to this one
-        connection.execute(self._named("SELECT FROM main.meta FOR SHARE"))
+        # wait for a commit that began before the registration: it sends no notice to this one
+        connection.execute(f"SELECT pg_advisory_xact_lock_shared{TABLE_LOCK}", (self._channel,))
 
     def _slow_look(self) -> tuple[int, bool]:
         """Register for some time more; return what changes with every notice. Runs in a thread."""
@@ -101,10 +112,11 @@ class Listener:
                 " ON CONFLICT (id) DO UPDATE SET until = excluded.until"
                 " WHERE listeners.until < excluded.until - %s),"
                 " gone AS (DELETE FROM main.listeners WHERE until < main.server_time())"
-                " SELECT notices, EXISTS (SELECT FROM main.submissions) OR EXISTS ("
+                " SELECT (SELECT notices FROM main.deltas ORDER BY batch DESC LIMIT 1),"
+                " EXISTS (SELECT FROM main.submissions) OR EXISTS ("
                 "SELECT FROM main.jobs"
                 " WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired')"
-                " AND due <= (SELECT main.store_time())) FROM main.meta"
+                " AND due <= (SELECT main.store_time()))"
             ),
             (self._me, REGISTERED_FOR, REGISTERED_FOR / 3),
         ).fetchone()
@@ -128,6 +140,7 @@ class Listener:
                 seen = await self._link.call(self._slow_look)
                 if seen != self._seen or seen[1]:  # [1]: a step has work that nothing announces
                     self._seen = seen
+                    self._hint(lock=seen[1])
                     self._look()
                     self._wake_waiters(None)
             else:
@@ -138,6 +151,7 @@ class Listener:
         if sender == self._me:
             return
         look, _, ids = rest.partition(" ")
+        self._hint(lock=not rest)  # a submission by SQL names no sender
         if look != "-":
             self._look()
         if ids == "*":

@@ -26,6 +26,7 @@ from .._sql.list_front import ListFront
 from .._sql.rows import COLUMNS, SELECT, Cursor, Rows
 from .._sql.small_tables import SETTINGS
 from .._sql.tables import COUNTS, DUE, SPECIAL, SUSPECTED, SqlTables
+from .batch import SUMMED_EVERY
 
 QUEUE_FRONT: Final = 4
 """How many jobs of a session's queue are read at once."""
@@ -56,8 +57,13 @@ _FRONT: Final = (
     " ORDER BY ready LIMIT {}) f) g"
     f" WHERE g.before < {STEP_BYTES})"
 )
+LANE_NUMBERS: Final = (
+    "(SELECT lane, state, name, sum(n)::bigint AS n FROM main.counts WHERE batch >="
+    f" (SELECT max(batch) FROM main.deltas) / {SUMMED_EVERY} * {SUMMED_EVERY}"
+    " GROUP BY lane, state, name) AS counts"
+)
 _READY_LISTS: Final = (
-    "main.counts, (VALUES (1), (0), (-1)) p(priority)"
+    f"{LANE_NUMBERS}, (VALUES (1), (0), (-1)) p(priority)"
     " WHERE state = 'waiting' AND n > 0 AND name = ANY(%(names)s)"
 )
 _OF_ALL_LISTS: Final = (
@@ -85,27 +91,27 @@ class ReadAhead(SqlTables):
     _queue_front = QUEUE_FRONT
     _list_front = LIST_FRONT
     _joined_ids = "string_agg(id::text, ',')"
+    _numbers = LANE_NUMBERS
 
     def __init__(self, rows: Rows, names: Collection[str]) -> None:
         super().__init__(rows)
         self._names: Final = sorted(names)
         self.reads_homes = False  # whether claims ask for the homes of the jobs on ready lists
-        self._asked = _Asked(())
+        self._asked = Asked(())
         self._answers: Final[dict[str, tuple[float, str]]] = {}  # {ticket: (until, JSON)}
 
     def _forget(self) -> None:
         super()._forget()
-        self._asked = _Asked(())
+        self._asked = Asked(())
 
-    def _ask(self, lookups: Sequence[Lookups], tickets: Sequence[str], *, fresh: bool) -> _Asked:
-        """Ask for what acts look up by name, without waiting for the answers.
+    def _wanted(self, lookups: Sequence[Lookups], tickets: Sequence[str], *, fresh: bool) -> Asked:
+        """Return what acts look up by name and is not in the cache.
 
         Args:
-          fresh: whether to ask for what is in the cache, too.
+          fresh: whether the cache is to be dropped.
         """
-        execute, queues = self._execute, self._cache.queues
-        asked = _Asked(tickets)
-        unknown: list[int] = []
+        queues = self._cache.queues
+        asked = Asked(tickets)
         for lookup in lookups:
             for job in lookup.batch:
                 if job.key is not None:
@@ -115,22 +121,25 @@ class ReadAhead(SqlTables):
             for id in lookup.ids:
                 run = None if fresh else self._rows.known(id)
                 if run is None:
-                    unknown.append(id)
+                    asked.ids.add(id)
                 elif run.session is not None and run.session not in queues:
                     asked.sessions.add(run.session)
-        asked.ids.update(unknown)
+        return asked
+
+    def _ask(self, asked: Asked) -> None:
+        """Ask for it, without waiting for the answers."""
+        execute = self._execute
         if asked.tickets:
             asked.answers = execute(ANSWERED, (asked.tickets,))
-        if unknown:
-            asked.jobs.append(execute(f"{SELECT}id = ANY(%s)", (unknown,)))
-            asked.heads.append(execute(_HEADS_BEHIND, (unknown,)))
+        if asked.ids:
+            asked.jobs.append(execute(f"{SELECT}id = ANY(%s)", (list(asked.ids),)))
+            asked.heads.append(execute(_HEADS_BEHIND, (list(asked.ids),)))
         if asked.keys:
             asked.jobs.append(execute(f"{SELECT}key = ANY(%s)", (list(asked.keys),)))
         if asked.sessions:
             asked.heads.append(execute(_HEADS_OF, (list(asked.sessions),)))
-        return asked
 
-    def _read(self, asked: _Asked) -> None:
+    def _read(self, asked: Asked) -> None:
         """Read the answers to `_ask` into the cache."""
         self._answers.clear()
         self._read_answers(asked.tickets, asked.answers or ())
@@ -160,7 +169,7 @@ class ReadAhead(SqlTables):
             fronts = execute(_FRONTS, of)
         return (
             execute(SETTINGS),
-            execute(COUNTS),
+            execute(COUNTS.format(LANE_NUMBERS)),
             execute(self._sets()),
             execute(SELECT + SPECIAL),
             execute(SUSPECTED),
@@ -239,8 +248,8 @@ class ReadAhead(SqlTables):
 
 
 @final
-class _Asked:
-    """What a transaction has asked for by name, and the records that it got."""
+class Asked:
+    """What a transaction looks up by name, and the records that it got."""
 
     def __init__(self, tickets: Sequence[str]) -> None:
         self.tickets: Final = tickets

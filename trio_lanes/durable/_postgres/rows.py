@@ -1,54 +1,44 @@
-"""`PostgresRows`: how the jobs of a transaction are written to PostgreSQL.
-
-All changes of the same columns are one statement, which gets a column of values as one array.
-"""
+"""`PostgresRows`: how the jobs of a transaction are written to PostgreSQL."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any, Final, final
 
 from .._contract.state import DurableState
 from .._rules.job_record import JobRecord
-from .._sql.rows import COLUMNS, Row, Rows, columns_of, values_of
-from .._sql.schema import JOB_TYPES
+from .._sql.rows import COLUMNS, Execute, Row, Rows, columns_of, values_of
 from .delta import Changes
 
-
-def _rows_of(columns: Iterable[str]) -> str:
-    return f"unnest({', '.join(f'%s::{JOB_TYPES[column]}[]' for column in columns)})"
-
-
-_INSERT: Final = f"INSERT INTO main.jobs ({', '.join(COLUMNS)}) SELECT * FROM {_rows_of(COLUMNS)}"
 _all_of: Final = values_of(COLUMNS)
 
 
-@cache
-def _update(bits: int) -> tuple[str, Callable[[JobRecord], tuple[Any, ...]]]:
-    columns = columns_of(bits)
-    changes = ", ".join(f"{column} = v.{column}" for column in columns if column != "id")
-    statement = (
-        f"UPDATE main.jobs SET {changes} FROM {_rows_of(columns)} AS v({', '.join(columns)})"
-        " WHERE jobs.id = v.id"
-    )
-    return statement, values_of(columns)
-
-
-def by_column(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    """Return the columns of rows."""
-    return [list(column) for column in zip(*rows, strict=True)]
+def _new(job: JobRecord) -> dict[str, Any]:
+    row = {
+        name: value for name, value in zip(COLUMNS, _all_of(job), strict=True) if value is not None
+    }
+    if job.timeout == math.inf:  # as it is most often; JSON has no such number
+        row["timeout"] = "Infinity"
+    return row
 
 
 @final
 class PostgresRows(Rows):
     """The jobs in one connection's table.
 
+    Args:
+      put: writes rows, or notes them for the end of the transaction; see `batch.FUNCTIONS`.
+
     Attributes:
       changes: those of the transaction, for the other instances.
     """
 
     changes: Changes
+
+    def __init__(self, execute: Execute, put: Callable[[str, list[Any]], None]) -> None:
+        super().__init__(execute)
+        self._put: Final = put
 
     def insert(self, job: JobRecord) -> None:
         super().insert(job)
@@ -66,14 +56,15 @@ class PostgresRows(Rows):
         self.changes.deleted[job.id] = job.lane
 
     def _insert(self, jobs: Iterable[JobRecord]) -> None:
-        self._execute(_INSERT, by_column(map(_all_of, jobs)))
+        self._put("new", list(map(_new, jobs)))
 
     def _update(self, bits: int, jobs: Sequence[JobRecord]) -> None:
-        statement, values_of = _update(bits)
-        self._execute(statement, by_column(map(values_of, jobs)))
+        columns = columns_of(bits)
+        values_of_job = values_of(columns)
+        self._put("changed", [dict(zip(columns, values_of_job(job), strict=True)) for job in jobs])
 
     def put(self, row: Row) -> JobRecord:
-        """Return the record of a row that another instance has written."""
+        """Return the record of a row that another instance has written, or that was before."""
         job = self.known(row[0])
         if job is None:
             return self.record(row)
@@ -81,3 +72,8 @@ class PostgresRows(Rows):
             setattr(job, column, value)
         job.state = DurableState(job.state)
         return job
+
+    def undo(self) -> None:
+        """Drop the unwritten changes; the caller puts the records back."""
+        self._clear()
+        self.end()

@@ -2,11 +2,12 @@
 
 * A namespace is a schema of the database. So a role gets its rights on it in one statement, and
   ``DROP SCHEMA`` forgets the whole store.
-* The row of `meta` is the lock: each transaction that changes a table locks it first. So all rules
-  run one after the other, and READ COMMITTED is enough.
+* The batches are a chain, whose newest one has the head of the store: the last number, the store's
+  time. Each batch adds a row to `deltas`, and none rewrites one: beside an old snapshot, a row that
+  each batch rewrites costs each of them more than the one before. See `batch`.
 * Each index costs time with every change of a job, so there are few indexes.
-* The store's time never runs backwards, and does not jump with the server's clock: `meta.clock` is
-  its last value, and `meta.ahead` takes what was set: see `PostgresTables._time`.
+* The store's time never runs backwards, and does not jump with the server's clock: `deltas.clock`
+  is its last value, and `deltas.ahead` takes what was set: see `PostgresTables._time`.
 * A name may be longer than the entry of an index, which therefore has its hash.
 * The function `submit` writes a job into `submissions`, in the transaction of its caller. The next
   transaction of any instance takes the job in: see `PostgresTables.begin`.
@@ -27,11 +28,12 @@ from .._options.names import LONGEST_NAME
 from .._sql.schema import KEYED, TABLES
 from .._sql.statements import hashed, of_postgres
 from .._wire.codec import decode
+from .batch import FUNCTIONS
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
 PROGRAM: Final = "trio_lanes"
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 OLDEST_SERVER: Final = 130_000
 
 SUBMIT: Final = """
@@ -121,16 +123,42 @@ END $$;
 TIME: Final = """
 CREATE FUNCTION server_time() RETURNS double precision LANGUAGE sql VOLATILE AS
     $$ SELECT extract(epoch FROM clock_timestamp())::double precision $$;
+"""
+
+STORE_TIME: Final = """
 CREATE FUNCTION store_time() RETURNS double precision LANGUAGE sql VOLATILE AS
-    $$ SELECT greatest(clock, {schema}.server_time() + ahead) FROM {schema}.meta $$;
+    $$ SELECT greatest(clock, {schema}.server_time() + ahead) FROM {schema}.deltas
+        ORDER BY batch DESC LIMIT 1 $$;
 """
 
 DELTAS: Final = """
-CREATE TABLE deltas (               -- what the last batches have changed; see `Image`
-    batch bigint PRIMARY KEY,       -- the version that it made
-    id text NOT NULL,
-    data text NOT NULL              -- JSON; see `Delta`
+CREATE TABLE deltas (               -- the last batches; the newest one has the head of the store
+    batch bigint PRIMARY KEY,
+    id text NOT NULL,               -- as no other batch has it
+    sequence bigint NOT NULL,       -- the last number that was given out; see `PostgresTables`
+    clock double precision NOT NULL,-- the store's time
+    ahead double precision NOT NULL,-- the store's time less the server's
+    notices bigint NOT NULL,        -- how many batches until here other instances should see
+    data text                       -- what it has changed, as JSON; see `Delta`; NULL: more
 );
+CREATE TABLE steps (                -- the last steps of instances
+    instance text NOT NULL,
+    number bigint NOT NULL,
+    data text NOT NULL,             -- JSON; see `LastStep`
+    PRIMARY KEY (instance, number)
+);
+"""
+
+DIFFERENCES: Final = """
+CREATE TABLE counts (               -- by how much a batch has changed numbers of jobs; see `batch`
+    batch bigint NOT NULL,
+    lane text NOT NULL,
+    state text NOT NULL,
+    name text NOT NULL,
+    n bigint NOT NULL
+);
+CREATE INDEX counts_batch ON counts (batch);
+ALTER TABLE counts REPLICA IDENTITY FULL;
 """
 
 SCHEMA: Final = (
@@ -140,14 +168,10 @@ CREATE TABLE meta (
     program text NOT NULL,
     schema_version integer NOT NULL,
     store text NOT NULL,            -- the identity of the store, which a copy of it shares
-    version bigint NOT NULL,        -- +1 with each transaction that changes a table
-    notices bigint NOT NULL,        -- +1 with each transaction that other instances should see
-    sequence bigint NOT NULL,       -- the last number that was given out; see `PostgresTables`
-    clock double precision NOT NULL,-- the store's time at the last change
-    ahead double precision NOT NULL -- the store's time less the server's
-) WITH (fillfactor = 20);
+    version bigint NOT NULL         -- the batch with which the chain began
+);
 INSERT INTO meta VALUES
-    (1, '{program}', {version}, replace(gen_random_uuid()::text, '-', ''), 0, 0, 0, 0, 0);
+    (1, '{program}', {version}, replace(gen_random_uuid()::text, '-', ''), 0);
 
 """
     + hashed(TABLES.format(id="bigint"))
@@ -157,10 +181,11 @@ INSERT INTO meta VALUES
         # where all tables are published for logical replication, one without a primary key needs it
         f"ALTER TABLE {name} REPLICA IDENTITY FULL;\n"
         for name, (columns, key) in KEYED.items()
+        if name != "counts"
     )
+    + DIFFERENCES
     + """
 ALTER TABLE jobs SET (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
-ALTER TABLE counts SET (fillfactor = 50);
 ALTER TABLE settings SET (fillfactor = 50);
 CREATE INDEX jobs_key ON jobs USING hash (key) WHERE key IS NOT NULL;
 CREATE INDEX jobs_queue ON jobs (md5(session), place) WHERE place IS NOT NULL;
@@ -209,9 +234,35 @@ CREATE TABLE submissions (          -- committed by their submitters, and not ta
 );
 """
     + DELTAS
+    + """
+INSERT INTO deltas VALUES (0, replace(gen_random_uuid()::text, '-', ''), 0, 0, 0, 0, NULL);
+"""
 )
 
-MIGRATIONS: Final[dict[int, LiteralString]] = {3: DELTAS}
+_TO_5: Final = (
+    """
+DROP FUNCTION store_time();
+"""
+    + DELTAS
+    + """
+INSERT INTO deltas SELECT version + 1, replace(gen_random_uuid()::text, '-', ''),
+    sequence, clock, ahead, notices, NULL FROM meta;
+DELETE FROM settings WHERE kind = 'step';
+ALTER TABLE counts RENAME TO former_counts;
+"""
+    + DIFFERENCES
+    + """
+INSERT INTO counts SELECT version + 1, lane, state, former_counts.name, n
+    FROM former_counts, meta WHERE n <> 0;
+DROP TABLE former_counts;
+UPDATE meta SET version = version + 1;
+ALTER TABLE meta DROP notices, DROP sequence, DROP clock, DROP ahead;
+"""
+    + STORE_TIME
+    + FUNCTIONS
+)
+
+MIGRATIONS: Final[dict[int, LiteralString]] = {3: "", 4: "DROP TABLE IF EXISTS deltas;" + _TO_5}
 """By schema version, the script that makes the next version."""
 
 
@@ -314,27 +365,24 @@ def prepare(
             "longest": sql.Literal(LONGEST_NAME),
         }
         if version:
-            connection.execute("SELECT FROM meta FOR UPDATE")  # no instance is in a transaction
+            # no instance of that version is in a transaction
+            connection.execute("SELECT FROM meta FOR UPDATE")
             living = _living(connection)
             if living or not works:
                 what = f"{name}: the store in the schema {namespace!r}"
                 raise older_schema(what, version, SCHEMA_VERSION, living, works=works)
             for older in range(version, SCHEMA_VERSION):
                 connection.execute(sql.SQL(MIGRATIONS[older]).format(**names))
-            # with another `version`, instances drop what they have cached
-            connection.execute(
-                "UPDATE meta SET schema_version = %s, version = version + 1", (SCHEMA_VERSION,)
-            )
+            connection.execute("UPDATE meta SET schema_version = %s", (SCHEMA_VERSION,))
             return
-        connection.execute(sql.SQL(SCHEMA + TIME + SUBMIT).format(**names))
+        connection.execute(sql.SQL(SCHEMA + TIME + STORE_TIME + SUBMIT + FUNCTIONS).format(**names))
 
 
 def _living(connection: psycopg.Connection) -> str:
     """Return the processes that have a lease."""
     found = connection.execute(
-        "SELECT data FROM settings, meta WHERE kind = 'instance'"
-        " AND (data::json -> 'v' ->> 4)::double precision > greatest(clock, store_time())"
-        " ORDER BY data"
+        "SELECT data FROM settings WHERE kind = 'instance'"
+        " AND (data::json -> 'v' ->> 4)::double precision > store_time() ORDER BY data"
     )
     instances = [decode(data) for (data,) in found]
     return ", ".join(f"process {info.pid} on {info.host}" for info in instances)

@@ -2,9 +2,10 @@
 
 * Each instance has two connections: the writer's, in a thread, and a connection for notices, on
   which a task waits. A third is made for calls that read every job.
-* All instances apply the same rules, in their own process, while they hold the lock on one row. So
-  two instances do not do more jobs in a second than one. A client that stands still holds the lock
-  until another has waited for it for `link.IDLE` of the patience: see `RowHolder`.
+* All instances apply the same rules, in their own process. A batch of acts is committed if no other
+  instance has committed since the batch on which it builds: see `batch` and `PostgresTables`. So
+  several instances do not do more jobs in a second than one. A client that stands still under the
+  lock holds it until another has waited for `link.IDLE` of the patience: see `LockHolder`.
 * The server's clock decides. Each instance has a lease.
 """
 
@@ -16,11 +17,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeVar, final
 
+import attrs
 import psycopg
 import trio
 from psycopg import conninfo
 
-from .._contract.records import Opening
+from .._contract.records import Opening, StoreActivity
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE
 from .._rules.queues import Queues
@@ -78,6 +80,7 @@ class PostgresStore(SqlStore):
         self._name: Final = f"PostgreSQL, {database}" + (f" on {host}" if host else "")
         self._channel: Final = channel_of(namespace)
         self._named: Final = naming(namespace)
+        self._acts: PostgresTables | None = None
         self._reader: PostgresLink
         self._opening: Opening
         self._clock: trio.abc.Clock
@@ -103,6 +106,7 @@ class PostgresStore(SqlStore):
             self._named,
             self._channel,
             me,
+            self._hint,
             self._look_again,
             self._wake_waiters,
         )
@@ -119,7 +123,7 @@ class PostgresStore(SqlStore):
         finally:
             with trio.CancelScope(shield=True):
                 await listening.call(listener.forget)
-                await trio.to_thread.run_sync(link.close)
+                await link.call(link.release)
                 await trio.to_thread.run_sync(reader.close, limiter=self._one_reader)
 
     def _examine(self, link: PostgresLink) -> bool:
@@ -143,11 +147,23 @@ class PostgresStore(SqlStore):
                 connection, namespace, self._name, self.max_payload, works=works, make=self._make
             )
             tables = self._tables(link, opening.names, me, works=works)
-            tables.begin(write=True, me=me)
+            tables.begin(write=True)
             tables.reads_homes = opening.affinity > 0
             engine = Engine(tables, opening)
-            tables.commit(self._channel, me, False, ())
+            tables.commit(False, ())
+            self._acts = tables
             return engine, tables
+
+    def activity(self) -> StoreActivity | None:
+        activity, tables = super().activity(), self._acts
+        if activity is None or tables is None or tables.newest is None:
+            return activity
+        batch, at = tables.newest
+        return attrs.evolve(activity, batch=batch, image_at=at, late=tables.late)
+
+    def _hint(self, *, lock: bool) -> None:
+        if self._acts is not None:  # the listener is there first
+            self._acts.hint(lock=lock)
 
     def _tables(
         self, link: PostgresLink, names: Collection[str], me: str = "", *, works: bool = False

@@ -79,6 +79,7 @@ class Queues:
 
     def append(self, job: JobRecord) -> None:
         """Put a job at the tail of its session's queue, in the record alone."""
+        self.tables.before_change(job)
         if job.session is not None:
             behind = self.tables.head(job.session) is not None
             job.place = self.tables.next_number()
@@ -88,6 +89,7 @@ class Queues:
 
     def _set_ready(self, job: JobRecord, *, first: bool = False) -> None:
         """Give a head its place on the ready list, in the record alone."""
+        self.tables.before_change(job)
         # places are unique, also among shelved jobs: these keep their places
         number = self.tables.next_number()
         job.ready = -number if first else number  # negative: before all that joined at the tail

@@ -108,6 +108,9 @@ class Tables(Protocol):
     def insert(self, job: JobRecord) -> None:
         """Add a new job, which has its id."""
 
+    def before_change(self, job: JobRecord) -> None:
+        """Know that the rules change the record of a job before they `update` it."""
+
     def update(self, job: JobRecord, **changes: Any) -> None:
         """Change a job, in the table and in the record."""
 

@@ -125,6 +125,8 @@ class Transactions(ABC):
 
     errors: ClassVar[type[Exception]]
     """The errors of the database, which concern all acts of a transaction."""
+    has_lock: bool = True
+    """Whether no other instance can commit before the transaction does."""
 
     @property
     @abstractmethod
@@ -474,28 +476,35 @@ class ActThread:
             self._acts.append(act)
         return joined
 
+    def _perform(self, act: HandedAct[Any]) -> None:
+        before = self._tables.writes
+        try:
+            act.perform(self._engine)
+        except self._tables.errors:
+            raise
+        except Exception as error:
+            if self._tables.writes != before or not is_refusal(error):
+                raise  # the act may be half done: undo all, and do each act by itself
+            act.refuse(error)
+            self._engine.keep_refusal(act.ticket, error)
+
     def _transact(self, acts: list[HandedAct[Any]]) -> None:
         engine, tables = self._engine, self._tables
         began, unchanged = monotonic(), tables.writes
         try:
             tables.begin_acts(engine, acts)
-        finally:
-            self.commits.waited(monotonic() - began)  # also if it was in vain
-        joined = self._let_join(acts)
-        for act in acts:
-            before = tables.writes
-            try:
+        finally:  # also if it was in vain
+            if tables.has_lock:
+                self.commits.waited(monotonic() - began)
+        joined, done = self._let_join(acts), 0
+        while done < len(acts):
+            for act in acts[done:]:
                 now = joined.get(act, act.now)
                 if now is not None:
                     engine.now = now
-                act.perform(engine)
-            except tables.errors:
-                raise
-            except Exception as error:
-                if tables.writes != before or not is_refusal(error):
-                    raise  # the act may be half done: undo all, and do each act by itself
-                act.refuse(error)
-                engine.keep_refusal(act.ticket, error)
+                self._perform(act)
+                done += 1
+            joined = self._let_join(acts)
         self._seal(acts)
         tables.commit_acts(engine, acts)
         self.commits.made += tables.writes != unchanged

@@ -26,35 +26,35 @@ from .statements import Many
 T = TypeVar("T")
 
 SETTINGS: Final = "SELECT kind, name, data FROM main.settings"
-_PUT_SETTINGS: Final = Many(
+PUT_SETTINGS: Final = Many(
     "INSERT INTO main.settings SELECT v.kind, v.name, v.data FROM v WHERE true"
     " ON CONFLICT (kind, [name]) DO UPDATE SET data = excluded.data",
     "kind text, name text, data text",
 )
-_DROP_SETTINGS: Final = Many(
+DROP_SETTINGS: Final = Many(
     "DELETE FROM main.settings USING v WHERE settings.kind = v.kind AND settings.[name] = v.name",
     "kind text, name text",
 )
-_PUT_ITEMS: Final = Many(
+PUT_ITEMS: Final = Many(
     "INSERT INTO main.lists SELECT v.list, v.number, v.tag, v.taken, v.data FROM v WHERE true"
     " ON CONFLICT ([list], number) DO UPDATE SET taken = excluded.taken",
     "list text, number bigint, tag text, taken int, data text",
 )
-_CUT_LISTS: Final = Many(
+CUT_LISTS: Final = Many(
     "DELETE FROM main.lists USING v WHERE lists.[list] = v.list AND lists.number <= v.last",
     "list text, last bigint",
 )
-_ADD_MARKS: Final = Many(
+ADD_MARKS: Final = Many(
     "INSERT INTO main.marks SELECT v.meter, v.number, v.time, v.starts, v.until FROM v",
     "meter text, number bigint, time float8, starts bigint, until float8",
 )
-_CUT_MARKS: Final = Many(
+CUT_MARKS: Final = Many(
     "DELETE FROM main.marks USING v WHERE marks.[meter] = v.meter AND marks.number <= v.last",
     "meter text, last bigint",
 )
-_LIST_WRITES: Final = (_PUT_ITEMS, _CUT_LISTS)
-_MARK_WRITES: Final = (_ADD_MARKS, _CUT_MARKS)
-_WRITES: Final = (*_LIST_WRITES, *_MARK_WRITES, _DROP_SETTINGS, _PUT_SETTINGS)
+_LIST_WRITES: Final = (PUT_ITEMS, CUT_LISTS)
+_MARK_WRITES: Final = (ADD_MARKS, CUT_MARKS)
+_WRITES: Final = (*_LIST_WRITES, *_MARK_WRITES, DROP_SETTINGS, PUT_SETTINGS)
 _REQUEST_FIELDS: Final = [field.name for field in attrs.fields(Request)]
 _SELECT_REQUESTS: Final = f"SELECT {', '.join(_REQUEST_FIELDS)} FROM main.requests WHERE "
 _PUT_REQUEST: Final = (
@@ -89,6 +89,9 @@ class SmallTables(Settings, ABC):
         self._settings, self.fair = {}, True  # it may be
         self._marks: dict[str, deque[Mark]] = {}
         self._last_marks: dict[str, int] = {}  # {meter of known marks: the last number}
+        self._drop_unwritten()
+
+    def _drop_unwritten(self) -> None:
         for rows in self._unwritten.values():
             rows.clear()
 
@@ -126,12 +129,12 @@ class SmallTables(Settings, ABC):
 
     def _put_text(self, kind: str, name: str, value: Any) -> None:
         key = kind, name
-        for many in (_PUT_SETTINGS, _DROP_SETTINGS):
+        for many in (PUT_SETTINGS, DROP_SETTINGS):
             self._unwritten[many].pop(key, None)
         if value is None:
-            self._write(_DROP_SETTINGS, key, key)
+            self._write(DROP_SETTINGS, key, key)
         else:
-            self._write(_PUT_SETTINGS, key, (*key, encode(value)))
+            self._write(PUT_SETTINGS, key, (*key, encode(value)))
 
     def identity(self) -> str:
         return str(self._execute("SELECT store FROM main.meta").fetchone()[0])
@@ -140,9 +143,9 @@ class SmallTables(Settings, ABC):
 
     def append(self, name: str, item: ListItem, keep: int | None = None) -> None:
         row = name, item.number, item.tag, int(item.taken), item.data
-        self._write(_PUT_ITEMS, (name, item.number), row)
+        self._write(PUT_ITEMS, (name, item.number), row)
         if keep is not None and item.number > keep:
-            self._write(_CUT_LISTS, name, (name, item.number - keep))
+            self._write(CUT_LISTS, name, (name, item.number - keep))
 
     def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
         self._flush_small(_LIST_WRITES)
@@ -245,9 +248,9 @@ class SmallTables(Settings, ABC):
         put(marks, added, keep)
         for mark in added:
             number = self._last_marks[meter] = self._last_marks[meter] + 1
-            self._write(_ADD_MARKS, (meter, number), (meter, number, *mark, until))
+            self._write(ADD_MARKS, (meter, number), (meter, number, *mark, until))
         if self._last_marks[meter] > keep:
-            self._write(_CUT_MARKS, meter, (meter, self._last_marks[meter] - keep))
+            self._write(CUT_MARKS, meter, (meter, self._last_marks[meter] - keep))
 
     def forget_marks(self, meter: str) -> None:
         self._flush_small(_MARK_WRITES)

@@ -42,7 +42,7 @@ LEAST_PLACE: Final = -(2**63)
 LIVE: Final = f"state IN ({', '.join(sorted(repr(state.value) for state in COUNTED))})"
 SPECIAL: Final = "state = 'running' AND (lent = 2 OR cancel IS NOT NULL OR crashed_with > 0)"
 """The runs of which `Running` needs the records."""
-COUNTS: Final = f"SELECT lane, state, name, n FROM main.counts WHERE n <> 0 AND {LIVE}"
+COUNTS: Final = f"SELECT lane, state, name, n FROM {{}} WHERE n <> 0 AND {LIVE}"
 DUE: Final = (
     "SELECT min(due) FROM"
     " (SELECT min(due) AS due FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
@@ -51,7 +51,7 @@ DUE: Final = (
 SUSPECTED: Final = (
     "SELECT DISTINCT lane FROM main.jobs WHERE state = 'waiting' AND crashed_with > 0"
 )
-_ADD_COUNTS: Final = Many(
+ADD_COUNTS: Final = Many(
     "INSERT INTO main.counts AS c SELECT v.lane, v.state, v.name, v.n FROM v WHERE true"
     " ON CONFLICT ([lane], state, [name]) DO UPDATE SET n = c.n + excluded.n",
     "lane text, state text, name text, n bigint",
@@ -75,6 +75,7 @@ class SqlTables(SmallTables):
     _queue_front: ClassVar[int]  # how many jobs of a session's queue are read at once
     _list_front: ClassVar[int]  # how many jobs of a ready list are read at once, at most
     _joined_ids: ClassVar[str]  # a function of SQL that joins the ids of a group by commas
+    _numbers: ClassVar[str] = "main.counts"  # a table of SQL: the numbers of jobs
 
     def __init__(self, rows: Rows) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class SqlTables(SmallTables):
         self._cache.count()
         uncounted = [(*sums, n) for sums, n in self._cache.uncounted.items() if n]
         if uncounted:
-            self._execute_many(_ADD_COUNTS, uncounted)
+            self._execute_many(ADD_COUNTS, uncounted)
         self._cache.uncounted.clear()
 
     def _end(self) -> None:
@@ -125,6 +126,9 @@ class SqlTables(SmallTables):
     def insert(self, job: JobRecord) -> None:
         self._rows.insert(job)
         self._cache.appeared(job)
+
+    def before_change(self, job: JobRecord) -> None:
+        pass
 
     def update(self, job: JobRecord, **changes: Any) -> None:
         before = job.state
@@ -418,7 +422,7 @@ class SqlTables(SmallTables):
 
     def ends(self) -> Iterable[tuple[str, str, int]]:
         self._flush_counts()
-        statement = f"SELECT lane, substr(state, 2), n FROM main.counts WHERE NOT {LIVE}"
+        statement = f"SELECT lane, substr(state, 2), n FROM {self._numbers} WHERE NOT {LIVE}"
         return self._execute(statement).fetchall()
 
     def sessions(self) -> int:
@@ -439,8 +443,11 @@ class SqlTables(SmallTables):
     def forget_unused(self, now: float) -> None:
         self._flush_counts()
         self.counts().forget_zeros()
-        self._execute("DELETE FROM main.counts WHERE n = 0")
+        self._forget_zeros()
         super().forget_unused(now)
+
+    def _forget_zeros(self) -> None:
+        self._execute("DELETE FROM main.counts WHERE n = 0")
 
     def inspect(self) -> list[str]:
         self._rows.flush()
@@ -451,13 +458,13 @@ class SqlTables(SmallTables):
     def recount(self) -> bool:
         self._rows.flush()
         self._flush_counts()
-        true = self._true_counts()
-        if true == self._live_counts():
+        true, stored = self._true_counts(), self._live_counts()
+        if true == stored:
             return False
         self._cache.counts = Counts(true.items())
-        self._cache.uncounted.update(true)
+        for key in true.keys() | stored.keys():
+            self._cache.uncounted[key] = true.get(key, 0) - stored.get(key, 0)
         self._small_writes += 1
-        self._execute(f"DELETE FROM main.counts WHERE {LIVE}")
         return True
 
     def _true_counts(self) -> dict[Key, int]:
@@ -467,4 +474,5 @@ class SqlTables(SmallTables):
         return {(lane, state, name): n for lane, state, name, n in rows}
 
     def _live_counts(self) -> dict[Key, int]:
-        return {(lane, state, name): n for lane, state, name, n in self._execute(COUNTS)}
+        rows = self._execute(COUNTS.format(self._numbers))
+        return {(lane, state, name): n for lane, state, name, n in rows}

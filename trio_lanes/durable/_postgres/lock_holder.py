@@ -1,12 +1,10 @@
-"""`RowHolder`: ends the session that holds the row of a namespace and whose client stands still.
+"""`LockHolder`: ends the session that holds the lock of a namespace and whose client stands still.
 
-All writers of a namespace wait for one row. A process that is stopped, or whose network is cut,
-holds it until the server ends its transaction, and the server's own timers do not: a pipeline that
-waits for its next message counts as active, and a Flush stops the timer of an idle transaction. So
-an instance that has waited for the row looks for the holder.
-
-The holder is the transaction in ``xmax`` of the row. So neither a waiter nor one who locks the
-whole table is taken for it, and a prepared transaction has no session. It is ended only if
+All commits of a namespace wait for one lock. A process that is stopped, or whose network is cut,
+between the two trips of a batch under the lock, holds it until the server ends its transaction, and
+the server's own timers do not: a pipeline that waits for its next message counts as active, and a
+Flush stops the timer of an idle transaction. So an instance that has waited for the lock looks for
+the holder. It is ended only if
 
 * it is a session of this library, by its ``application_name``;
 * the server waits for its client, and has done so for a while. A session that waits for a standby
@@ -31,9 +29,10 @@ _FIND_HOLDER: Final = (
     " a.application_name IN (%s, nullif(current_setting('application_name'), '')),"
     f" coalesce({_OF_CLIENT}, false),"
     " extract(epoch FROM clock_timestamp() - a.state_change)::double precision"
-    " FROM main.meta"
-    " JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = meta.xmax"
-    " AND l.mode = 'ExclusiveLock' AND l.granted JOIN pg_stat_activity a ON a.pid = l.pid"
+    " FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid"
+    " WHERE l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted"
+    " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    " AND l.classid = (hashtext(%s) & 2147483647)::oid AND l.objid = 2 AND l.objsubid = 2"
 )
 # its state is compared, so that a session which has gone on since is left alone
 _END: Final = (
@@ -43,27 +42,33 @@ _END: Final = (
 
 
 @final
-class RowHolder:
-    """Whoever holds the row of a namespace.
+class LockHolder:
+    """Whoever holds the lock of a namespace.
 
     Args:
       name: describes the store, for the log.
       named: puts the schema into a statement; see `schema.naming`.
+      channel: the name of the channel of the namespace.
       still_for: seconds for which the client must have said nothing.
     """
 
-    def __init__(self, name: str, named: Callable[[str], bytes], still_for: float) -> None:
+    def __init__(
+        self, name: str, named: Callable[[str], bytes], channel: str, still_for: float
+    ) -> None:
         self._name: Final = name
         self._named: Final = named
+        self._channel: Final = channel
         self._still_for: Final = still_for
         self._told = 0  # the pid of which the log has a line
 
     def end_if_still(self, connection: psycopg.Connection) -> bool:
-        """End the session that holds the row if it may be ended; return whether it was.
+        """End the session that holds the lock if it may be ended; return whether it was.
 
         Runs in the thread of the connection, which is in no transaction.
         """
-        found = connection.execute(self._named(_FIND_HOLDER), (APPLICATION,)).fetchone()
+        found = connection.execute(
+            self._named(_FIND_HOLDER), (APPLICATION, self._channel)
+        ).fetchone()
         if found is None:
             return False  # it has gone on, or it is no session
         pid, user, application, waits_for, since, ours, of_client, still_for = found

@@ -1,4 +1,4 @@
-"""Who holds the row and stands still is ended by those who wait, and nobody else is."""
+"""Who holds the lock and stands still is ended by those who wait, and nobody else is."""
 
 import logging
 import os
@@ -18,11 +18,13 @@ import trio
 from tests.support.chaos import number
 from tests.support.needs import need
 from trio_lanes.durable import PostgresStore, StoreUnavailableError, open_durable_lanes
-from trio_lanes.durable._postgres import link, row_holder
-from trio_lanes.durable._postgres.row_holder import RowHolder
-from trio_lanes.durable._postgres.schema import naming, prepare
+from trio_lanes.durable._postgres import link, lock_holder
+from trio_lanes.durable._postgres.batch import TABLE_LOCK
+from trio_lanes.durable._postgres.lock_holder import LockHolder
+from trio_lanes.durable._postgres.schema import channel_of, naming, prepare
 
 from .server import Server, programs
+from .submitting import IN_FLIGHT, submit
 
 pytestmark = pytest.mark.real_processes
 
@@ -52,7 +54,12 @@ async def test_a_process_that_is_stopped_at_any_moment_holds_the_others_up_for_s
     dsn: str, namespace: str
 ) -> None:
     dice, held_up, stops = random.Random(1), list[float](), number("STOPS", 20)
-    async with open_durable_lanes(PostgresStore(dsn, namespace=namespace), {}) as lanes:
+    async with (
+        open_durable_lanes(PostgresStore(dsn, namespace=namespace), {}) as lanes,
+        trio.open_nursery() as nursery,
+    ):
+        for n in range(IN_FLIGHT):  # two that are busy take the lock
+            nursery.start_soon(submit, lanes, n)
         with submitting(dsn, namespace) as other:
             assert other.stdout is not None
             try:
@@ -65,9 +72,10 @@ async def test_a_process_that_is_stopped_at_any_moment_holds_the_others_up_for_s
                         held_up.append(trio.current_time() - began)
             finally:
                 other.kill()
+        nursery.cancel_scope.cancel()
     many = sum(seconds > 1 for seconds in held_up)
     print(
-        f"{stops} stops of a process, {many} of them while it held the row; the longest held the"
+        f"{stops} stops of a process, {many} of them while it held the lock; the longest held the"
         f" others up for {max(held_up):.2f} s"
     )
     assert many > 0  # else none of them has shown anything
@@ -89,12 +97,14 @@ def library(dsn: str, patience: float = 60) -> psycopg.Connection:
 
 def hold(connection: psycopg.Connection, namespace: str) -> None:
     connection.execute("BEGIN")
-    connection.execute(f"SELECT FROM {namespace}.meta FOR UPDATE".encode())
+    connection.execute(f"SELECT pg_advisory_xact_lock{TABLE_LOCK}", (channel_of(namespace),))
 
 
 def ends(connection: psycopg.Connection, namespace: str, still_for: float = 0) -> bool:
-    """Let somebody who has waited for the row look for its holder."""
-    return RowHolder("the store", naming(namespace), still_for).end_if_still(connection)
+    """Let somebody who has waited for the lock look for its holder."""
+    return LockHolder(
+        "the store", naming(namespace), channel_of(namespace), still_for
+    ).end_if_still(connection)
 
 
 def is_alive(connection: psycopg.Connection) -> bool:
@@ -147,8 +157,8 @@ def test_a_session_that_has_said_something_just_now_is_not_ended(
     with closing(library(dsn)) as busy:
         hold(busy, namespace)
         assert not ends(made, namespace, still_for=60)
-        end = row_holder._END
-        monkeypatch.setattr(row_holder, "_END", f"{end} AND pg_sleep(0) IS NULL")  # it went on
+        end = lock_holder._END
+        monkeypatch.setattr(lock_holder, "_END", f"{end} AND pg_sleep(0) IS NULL")  # it went on
         assert not ends(made, namespace)
         assert is_alive(busy)
 
@@ -156,7 +166,7 @@ def test_a_session_that_has_said_something_just_now_is_not_ended(
 def test_a_session_of_a_user_is_not_ended_and_the_log_names_it_once(
     made: psycopg.Connection, dsn: str, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder = RowHolder("the store", naming(namespace), 0)
+    holder = LockHolder("the store", naming(namespace), channel_of(namespace), 0)
     with psycopg.connect(dsn, autocommit=True, application_name="psql") as user:
         hold(user, namespace)
         assert not holder.end_if_still(made)
@@ -180,9 +190,8 @@ async def test_waiters_dumps_and_migrations_are_not_ended(
     async with open_durable_lanes(stores[0], {}, worker=False) as one:
         async with open_durable_lanes(stores[1], {}, worker=False) as other:
             for lock in (
-                f"SELECT FROM {namespace}.meta FOR UPDATE",
                 f"LOCK TABLE {namespace}.jobs IN ACCESS EXCLUSIVE MODE",
-                f"LOCK TABLE {namespace}.meta IN ACCESS EXCLUSIVE MODE",
+                f"LOCK TABLE {namespace}.deltas IN ACCESS EXCLUSIVE MODE",
             ):
                 with psycopg.connect(dsn, application_name="pg_dump") as user:
                     user.execute(lock.encode())
