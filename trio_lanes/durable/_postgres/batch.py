@@ -40,6 +40,10 @@ SUMMED_EVERY: Final = 500
 STEPS_KEPT: Final = 100
 """How many steps of an instance are removed together."""
 
+LATE: Final = "TL001"
+WRONG: Final = "TL002"
+"""The SQLSTATEs by which a transaction that has the lock ends, with all that it has written."""
+
 TABLE_LOCK: Final = "(hashtext(%s) & 2147483647, 2)"
 """The lock of a namespace: the two numbers of an advisory lock, from the name of its channel."""
 
@@ -116,6 +120,34 @@ BEGIN
             AND marks.number <= (r ->> 1)::bigint;
     END IF;
 END $$;
+CREATE FUNCTION missed(
+    known bigint,               -- the batch that is cached; NULL: none
+    me text,                    -- this instance among the listeners
+    lock_of integer             -- the lock to take before; NULL: none
+) RETURNS TABLE (
+    what text,                  -- see `put_batch`
+    batch bigint,
+    id text,
+    sequence bigint,
+    clock double precision,
+    ahead double precision,
+    notices bigint,
+    data text,
+    now double precision,       -- of the server
+    others bigint,              -- how many others listen
+    forgotten bigint
+) LANGUAGE plpgsql SET search_path = {{schema}}, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    IF lock_of IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(lock_of, 2);
+    END IF;
+    RETURN QUERY SELECT 'late', d.batch, d.id, d.sequence, d.clock, d.ahead, d.notices,
+        CASE WHEN d.batch > known THEN d.data END, server_time(),
+        (SELECT count(*) FROM listeners WHERE id <> me AND until > server_time()), 0::bigint
+        FROM deltas AS d WHERE d.batch = (SELECT max(newest.batch) FROM deltas AS newest)
+        OR (d.batch >= known AND d.batch <= known + {MAX_BEHIND}) ORDER BY d.batch;
+END $$;
 CREATE FUNCTION put_batch(
     known bigint,               -- the batch on which this one builds
     known_id text,
@@ -129,7 +161,8 @@ CREATE FUNCTION put_batch(
     guessed jsonb,              -- what was not looked up
     forget jsonb,               -- ended jobs: above which time, until which, how many
     me text,                    -- this instance among the listeners
-    lock_of integer
+    lock_of integer,
+    held boolean                -- whether a transaction that has written holds the lock
 ) RETURNS TABLE (
     what text,                  -- put; late: the batches from `known` on; wrong: the guess
     batch bigint,
@@ -153,10 +186,10 @@ BEGIN
     SELECT * INTO newest FROM deltas ORDER BY batch DESC LIMIT 1;
     listening := (SELECT count(*) FROM listeners WHERE id <> me AND until > server_time());
     IF newest.batch <> known OR newest.id <> known_id THEN
-        RETURN QUERY SELECT 'late', d.batch, d.id, d.sequence, d.clock, d.ahead, d.notices,
-            CASE WHEN d.batch > known THEN d.data END, server_time(), listening, gone
-            FROM deltas AS d WHERE d.batch >= known AND d.batch <= known + {MAX_BEHIND}
-            ORDER BY d.batch;
+        IF held THEN
+            RAISE EXCEPTION 'the lock was of no use' USING ERRCODE = '{LATE}';
+        END IF;
+        RETURN QUERY SELECT * FROM missed(known, me, NULL);
         RETURN;
     END IF;
     IF guessed IS NOT NULL AND (
@@ -167,6 +200,9 @@ BEGIN
         OR EXISTS (SELECT FROM jsonb_array_elements_text(guessed -> 'sessions') AS g
             JOIN jobs ON md5(session) = md5(g) AND session = g AND place IS NOT NULL)
     ) THEN
+        IF held THEN
+            RAISE EXCEPTION 'a guess was wrong' USING ERRCODE = '{WRONG}';
+        END IF;
         RETURN QUERY SELECT 'wrong', newest.batch, newest.id, newest.sequence, newest.clock,
             newest.ahead, newest.notices, NULL, server_time(), listening, gone;
         RETURN;

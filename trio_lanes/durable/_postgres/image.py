@@ -29,17 +29,12 @@ from .._rules.job_record import JobRecord
 from .._rules.tables import STEPS, Kind, LastStep
 from .._sql.rows import COLUMNS, Row, record_of, values_of
 from .._wire.codec import decode
-from .batch import MAX_BEHIND
 from .delta import Changes, Delta
 from .read_ahead import ReadAhead
 from .rows import PostgresRows
 
 HEAD: Final = (
     "SELECT batch, id, sequence, clock, ahead, notices FROM main.deltas ORDER BY batch DESC LIMIT 1"
-)
-BEHIND: Final = (
-    "SELECT batch, id, CASE WHEN batch > %s THEN data END FROM main.deltas"
-    f" WHERE batch >= %s AND batch <= %s + {MAX_BEHIND} ORDER BY batch"
 )
 
 _all_of: Final = values_of(COLUMNS)
@@ -66,7 +61,7 @@ class Image(ReadAhead):
         # what was before this batch, for `undo`: {id: (the job, its columns; None: it is new)}
         self._before: Final[dict[int, tuple[JobRecord, Row | None]]] = {}
         self._settings_before: Final[dict[tuple[str, str], Any]] = {}
-        self._free = False  # whether the acts run without a lock, so that they may be undone
+        self._tracks = False  # whether what was before the batch is kept
         super().__init__(rows, names)
         self._steps: Final[dict[str, LastStep | None]] = {}  # the last steps that are known
         self._batch: str | None = None  # the id of the batch that is cached
@@ -85,12 +80,12 @@ class Image(ReadAhead):
     # ---- what changes
 
     def insert(self, job: JobRecord) -> None:
-        if self._free:
+        if self._tracks:
             self._before[job.id] = job, None
         super().insert(job)
 
     def before_change(self, job: JobRecord) -> None:
-        if self._free and job.id not in self._before:
+        if self._tracks and job.id not in self._before:
             self._before[job.id] = job, _all_of(job)
 
     def update(self, job: JobRecord, **changes: Any) -> None:
@@ -130,13 +125,14 @@ class Image(ReadAhead):
 
     # ---- being told
 
-    def _catch_up(self, found: Sequence[tuple[int, str, str | None]], head: Head) -> bool:
+    def _catch_up(self, missed: Sequence[Row], head: Head) -> bool:
         """Bring the cache to the newest batch by deltas; return whether that could be done.
 
         Args:
-          found: the cached batch, if it is in the chain, and those behind it.
+          missed: the cached batch, if it is in the chain, and those behind it; see `batch`.
         """
         known = self._version
+        found = [(row[1], row[2], row[7]) for row in missed]
         if known is None or not found or found[0][:2] != (known, self._batch):
             return False
         rows = found[1:]

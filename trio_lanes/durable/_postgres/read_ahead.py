@@ -260,3 +260,7 @@ class Asked:
         self.jobs: list[Cursor] = []
         self.heads: list[Cursor] = []
         self.records: list[JobRecord] = []
+
+    @property
+    def names_nothing(self) -> bool:
+        return not (self.tickets or self.ids or self.keys or self.sessions)

@@ -58,9 +58,9 @@ from .._sql.small_tables import (
 from .._sql.statements import Many
 from .._sql.tables import ADD_COUNTS, number_at
 from .._wire.codec import decode, encode
-from .batch import TABLE_LOCK
+from .batch import LATE, WRONG
 from .errors import is_of_connection, translated
-from .image import BEHIND, HEAD, Head, Image
+from .image import HEAD, Head, Image
 from .link import LOCKED, STILL, PostgresLink
 from .lock_holder import LockHolder
 from .read_ahead import ANSWERED, QUEUE_FRONT, Asked
@@ -89,19 +89,19 @@ CLOCK_SET_BY: Final = 1.0
 ROWS_PER_FETCH: Final = 500
 """How many jobs are in memory while all are read."""
 
-_LOCK: Final = f"SELECT pg_advisory_xact_lock{TABLE_LOCK}"
 _SNAPSHOT: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _PUT_NOW: Final = "SELECT main.put(%s::jsonb, %s)"
 _PUT_BATCH: Final = (
     "SELECT * FROM main.put_batch(%s::bigint, %s, %s, %s::bigint, %s::double precision,"
     " %s::double precision, %s::int, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s,"
-    " hashtext(%s) & 2147483647)"
+    " hashtext(%s) & 2147483647, %s)"
+)
+_MISSED: Final = (
+    "SELECT * FROM main.missed(%s::bigint, %s, CASE WHEN %s THEN hashtext(%s) & 2147483647 END)"
 )
 _LAST_STEP: Final = "SELECT data FROM main.steps WHERE instance = %s ORDER BY number DESC LIMIT 1"
-_READ_TIME: Final = (
-    "SELECT main.server_time(), (SELECT count(*) FROM main.listeners WHERE id <> %s"
-    " AND until > main.server_time())"
-)
+# nothing of it is on the disk, so nobody waits for that
+_NOTIFY: Final = b"SELECT set_config('synchronous_commit', 'off', true), pg_notify(%s, %s)"
 # in each session of a worker that knows how much time has passed; `prepare` locks another number
 _MARK: Final = "SELECT pg_advisory_lock_shared(hashtext(%s) & 2147483647, 1)"
 # what the lease of an instance is, is in the record of `InstanceInfo`
@@ -209,6 +209,7 @@ class PostgresTables(Image, Transactions):
         works: bool,
     ) -> None:
         self._execute = self._run
+        self._free = False  # whether the batch is done without a transaction
         super().__init__(PostgresRows(self._run, self._put), names)
         self._link: Final = link
         self._connection = link.connected()
@@ -351,10 +352,12 @@ class PostgresTables(Image, Transactions):
 
     def _undo_to_try_again(self, error: TryAgainError) -> None:
         if not self._free:
-            self.rollback()
-            return
-        self._free = False
-        self.undo()
+            self._connection.rollback()
+        self._free, self._made = False, None
+        if self._tracks:
+            self.undo()
+        else:
+            self._forget()
         if not isinstance(error, LateError):
             self._locks = True
             return
@@ -362,10 +365,9 @@ class PostgresTables(Image, Transactions):
         self._lost += 1
         self._is_behind = True
         if error.behind:
-            *_, newest = error.behind
-            found = [(row[1], row[2], row[7]) for row in error.behind]
-            if self._catch_up(found, Head(*newest[1:7])):
-                self._head = Head(*newest[1:7])
+            head = Head(*error.behind[-1][1:7])
+            if self._catch_up(error.behind, head):
+                self._head = head
                 self._is_behind = False
             else:
                 self._forget()
@@ -399,7 +401,7 @@ class PostgresTables(Image, Transactions):
           write: whether they may change something.
           take_in: whether to remove submissions from their table, under the lock, and return them.
         """
-        self._free = self._looked = self.has_lock = False
+        self._free = self._tracks = self._looked = self.has_lock = False
         self._guesses = self._made = None
         self._moved = False
         self._writes_before = self.writes
@@ -407,7 +409,7 @@ class PostgresTables(Image, Transactions):
         if self._version is not None and not is_locked:
             now = self._begin_free(lookups, tickets, write)
             if now is not None:
-                self._free = True
+                self._free = self._tracks = True
                 return now, []
         if not write:
             return self._begin_here(lookups, tickets, write=False, take_in=False)
@@ -460,21 +462,33 @@ class PostgresTables(Image, Transactions):
         """
         began, execute = self._here(), self._execute
         self._is_behind = False
-        with self._connection.pipeline():
-            execute(_SNAPSHOT)
-            head_row, time = execute(HEAD), execute(_READ_TIME, (self._me,))
-            behind = execute(BEHIND, (self._version,) * 3)
-            self._ask(asked)
-            execute("COMMIT")
-        head = Head(*head_row.fetchone())
-        server, self._listeners = time.fetchone()
-        if not self._catch_up(behind.fetchall(), head):
+        if asked.names_nothing:
+            missed = self._missed(lock=False).fetchall()
+        else:
+            with self._connection.pipeline():
+                execute(_SNAPSHOT)
+                behind = self._missed(lock=False)
+                self._ask(asked)
+                execute("COMMIT")
+            missed = behind.fetchall()
+        head = self._see(missed, began)
+        if not self._catch_up(missed, head):
             self._forget()
             return False
         self._head = head
-        self._note_time(server, began)
         self._read(asked)
         return True
+
+    def _missed(self, *, lock: bool) -> Cursor:
+        """Ask for the newest batch, and for those behind the one that is cached."""
+        return self._execute(_MISSED, (self._version, self._me, lock, self._channel))
+
+    def _see(self, missed: Sequence[Row], began: float) -> Head:
+        """Return the head, from the answer to `_missed`."""
+        newest = missed[-1]
+        server, self._listeners = newest[8:10]
+        self._note_time(server, began)
+        return Head(*newest[1:7])
 
     def _note_time(self, server: float, began: float) -> None:
         """Note the time of the server's clock, which was asked for at ``began``, of `_here`."""
@@ -499,36 +513,33 @@ class PostgresTables(Image, Transactions):
         execute, began = self._execute, self._here()
         before = self._version
         self._is_behind = False
-        if take_in:
+        takes_in = take_in and self._locks
+        if takes_in:
             self._locks = False
-        asked = self._wanted(lookups, tickets, fresh=self._version is None)
+        asked, given = self._wanted(lookups, tickets, fresh=False), None
+        guesses = write and not asked.ids and not self._look_up
         with self._connection.pipeline():
-            if write:
-                execute("BEGIN")
-                execute(_LOCK, (self._channel,))
-            else:
-                execute(_SNAPSHOT)
-            head_row, time = execute(HEAD), execute(_READ_TIME, (self._me,))
-            given = execute(_TAKE_IN, (MAX_TAKEN_IN,)) if take_in else None
-            behind = None
-            if self._version is not None:
-                behind = execute(BEHIND, (self._version,) * 3)
-            self._ask(asked)
-        head = Head(*head_row.fetchone())
-        server, self._listeners = time.fetchone()
-        self._head, self._ahead = head, head.ahead
+            execute("BEGIN" if write else _SNAPSHOT)
+            behind = self._missed(lock=write)
+            if takes_in:
+                given = execute(_TAKE_IN, (MAX_TAKEN_IN,))
+            if self._version is not None and not guesses:
+                self._ask(asked)
+        missed = behind.fetchall()
+        head = self._head = self._see(missed, began)
+        self._ahead = head.ahead
         if write and self._was_set is not None:
             known, ahead = self._was_set
             self._was_set = None
             if known == head.ahead:  # else another instance has noted it
                 self._ahead = ahead
-        self._note_time(server, began)
-        now = self._time(server, head.clock, began, write)
+        now = self._time(missed[-1][8], head.clock, began, write)
         moved = 0
         if write and self._ahead != head.ahead:
             moved = execute(_FOLLOW, (self._ahead,)).rowcount
-        if moved or behind is None or not self._catch_up(behind.fetchall(), head):
+        if moved or not self._catch_up(missed, head):
             self._forget()
+            guesses = False
             asked = self._wanted(lookups, tickets, fresh=True)
             with self._connection.pipeline():
                 self._ask(asked)
@@ -536,7 +547,12 @@ class PostgresTables(Image, Transactions):
             self._read_image(*image)
             self._version, self._batch = head.batch, head.id
             self._changes.incomplete = moved > 0
-        self._read(asked)
+        else:
+            self._tracks = write
+        if guesses:
+            self._guess(asked)
+        else:
+            self._read(asked)
         self._now = now
         self._number = max(head.sequence, number_at(now))
         self._writes_before = self.writes
@@ -624,7 +640,7 @@ class PostgresTables(Image, Transactions):
         missed = noticed and others and not self._listeners
         self._listeners = others
         if missed:  # another began to listen meanwhile
-            self._connection.execute(b"SELECT pg_notify(%s, %s)", (self._channel, notice))
+            self._notify(notice)
         if self._free:
             self._lost = 0 if self._lost < LATE_IN_A_ROW else self._lost
         self._steps.update(self._new_steps)
@@ -658,7 +674,7 @@ class PostgresTables(Image, Transactions):
     def _guessed(self) -> str | None:
         """Return what the acts have taken for granted, as JSON."""
         asked = self._guesses
-        if asked is None or not (asked.tickets or asked.keys or asked.sessions):
+        if asked is None or asked.names_nothing:
             return None
         guessed = {"tickets": asked.tickets, "keys": asked.keys, "sessions": asked.sessions}
         return json.dumps({name: list(of) for name, of in guessed.items()})
@@ -676,24 +692,35 @@ class PostgresTables(Image, Transactions):
         values = (
             *(self._version, self._batch, id, self._number, self._now, self._ahead, noticed),
             *(delta, _text(made), self._guessed(), None if forget is None else _text(forget)),
-            *(self._me, self._channel),
+            *(self._me, self._channel, not self._free),
         )
         is_heard = notice is not None and self._listeners > 0
         if self._free:
             rows = self._patiently(lambda: self._send_free(values, notice if is_heard else None))
         else:
-            with self._connection.pipeline():
-                put = self._execute(_PUT_BATCH, values)
-                self._execute("COMMIT")
-                if is_heard:
-                    self._notify(notice)
-            rows = put.fetchall()
-        if rows and rows[0][0] == "put":
+            rows = self._send_held(values, notice if is_heard else None)
+        if rows[0][0] == "put":
             return rows[0]
-        if rows and rows[0][0] == "wrong":
+        if rows[0][0] == "wrong":
             self._look_up = LOOKED_UP_AFTER
             raise NeedsLockError
         raise LateError(rows)
+
+    def _send_held(self, values: tuple[Any, ...], notice: str | None) -> list[Any]:
+        try:
+            with self._connection.pipeline():
+                put = self._execute(_PUT_BATCH, values)
+                self._execute("COMMIT")
+                if notice is not None:
+                    self._notify(notice)
+        except psycopg.Error as error:
+            if error.sqlstate == WRONG:
+                self._look_up = LOOKED_UP_AFTER
+                raise NeedsLockError from None
+            if error.sqlstate == LATE:
+                raise LateError from None
+            raise
+        return put.fetchall()
 
     def _send_free(self, values: tuple[Any, ...], notice: str | None) -> list[Any]:
         connection, statement = self._connection, self._named(_PUT_BATCH)
@@ -707,7 +734,7 @@ class PostgresTables(Image, Transactions):
         return put.fetchall()
 
     def _notify(self, notice: str | None) -> None:
-        self._connection.execute(b"SELECT pg_notify(%s, %s)", (self._channel, notice))
+        self._connection.execute(_NOTIFY, (self._channel, notice))
 
     def rollback(self) -> None:
         """Undo the transaction."""
