@@ -13,11 +13,15 @@ from tests.durable.newcomers import FIRST, all_dead, newcomers
 from trio_lanes import LaneConfig, RateLimit
 from trio_lanes.durable import (
     DurableState,
+    LaneLimit,
+    Opening,
     PostgresStore,
     Retry,
+    SubmittedJob,
     current_job,
     open_durable_lanes,
 )
+from trio_lanes.durable.acts.jobs import Enqueue
 
 from .clock import EPOCH, TABLE, StoreClock
 from .server import Server, programs
@@ -227,3 +231,45 @@ async def test_the_real_clock_of_a_server_may_be_set(namespace: str, tmp_path: P
             assert [one.how for one in (await run.status()).history] == ["succeeded"]
     finally:
         server.remove()
+
+
+async def test_what_was_heard_of_a_clock_that_was_set_is_noted_once(
+    server: Server, namespace: str
+) -> None:
+    """By who looks before its commit, by who learns of it with its commit, and by no other."""
+    clock = StoreClock(server.dsn())
+    clock.prepare(namespace)
+    stores = [PostgresStore(server.dsn(), namespace=namespace) for _ in range(2)]
+    opening = Opening(
+        names=frozenset(),
+        lanes={"main": LaneLimit(1)},
+        max_crashes=3,
+        hold=False,
+        result_ttl=1.0,
+        lease_ttl=3600.0,
+        worker=False,
+    )
+    newest = f"SELECT clock, ahead FROM {namespace}.deltas ORDER BY batch DESC LIMIT 1"
+
+    async def write(store: PostgresStore) -> tuple[float, float]:
+        await store.do(Enqueue([SubmittedJob(name="a")]), "")
+        (found,) = server.run(newest)
+        return found
+
+    try:
+        async with stores[0].open(opening), stores[1].open(opening):
+            for store in (*stores, *stores):
+                await write(store)
+            for ahead in (HOUR, 0, HOUR):
+                server.run(f"UPDATE {TABLE} SET now = {EPOCH + ahead}")
+                stores[0]._acts.hint(lock=False)
+                for store in (*stores, *stores, *stores):
+                    time, noted = await write(store)
+                    assert EPOCH <= time < EPOCH + 60
+                assert noted == pytest.approx(-ahead, abs=60)
+                server.run(f"UPDATE {TABLE} SET now = {EPOCH}")
+                for store in (*stores, *stores):
+                    time, noted = await write(store)
+                    assert EPOCH <= time < EPOCH + 60
+    finally:
+        clock.close()

@@ -363,7 +363,8 @@ async def test_jobs_whose_time_is_over_leave_the_store_though_nothing_happens(
         with psycopg.connect(server.dsn(), autocommit=True) as other:
             count = f"SELECT count(*) FROM {namespace}.jobs"
             assert other.execute(count).fetchone() == (number,)
-            other.execute(f"UPDATE {namespace}.jobs SET due = due - 999")
+            soon = f"(SELECT {namespace}.store_time()) + 0.5"
+            other.execute(f"UPDATE {namespace}.jobs SET due = {soon}".encode())
             with trio.fail_after(60):
                 while other.execute(count).fetchone() != (0,):  # noqa: ASYNC110
                     await trio.sleep(0.05)

@@ -1,5 +1,6 @@
 """Caches that deltas have brought up to date, against the tables."""
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -8,7 +9,7 @@ import psycopg
 import pytest
 import trio
 
-from trio_lanes import RateLimit
+from trio_lanes import Coalesce, LaneFullError, RateLimit
 from trio_lanes.durable import (
     Died,
     Finish,
@@ -450,7 +451,7 @@ async def test_a_batch_that_came_late_has_changed_nothing_and_is_done_again(
                 await store.step(2 * number + 1, ended, 0)
                 await store.do(Configure({"main": 9 + number}, None, {}), "")
         assert (await one.look(AllStatistics())).running == 0
-        assert any(store._acts.late for store in (one, two))  # type: ignore[union-attr]
+        assert any(store._acts.late for store in (one, two))
 
 
 @pytest.mark.parametrize("guess", ["key", "session", "ticket"])
@@ -466,8 +467,44 @@ async def test_a_guess_that_is_wrong_is_looked_up(
         elif guess == "key":
             assert await enqueue(two, job(key="k", session="s")) == [first]
         else:
-            two._acts._cache.queues.clear()  # type: ignore[union-attr]
+            two._acts._cache.queues.clear()
             (second,) = await enqueue(two, job(session="s"))
             claims = (await two.step(2, [], 9)).claims
             assert first in [claim.id for claim in claims]
             assert second not in [claim.id for claim in claims]
+
+
+async def test_a_refusal_that_rests_on_a_guess_is_looked_up_before_it_is_told(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    async with opened(server, namespace, 2, full=LaneLimit(1, max_waiting=0)) as (one, two):
+        await two.step(1, [], 0)
+        with pytest.raises(LaneFullError):
+            await two.do(Enqueue([job("full", session="s")]), "")
+        assert await enqueue(one, job(key="k", session="s")) == await enqueue(
+            two, job(key="k", session="s")
+        )
+
+
+async def test_a_guess_that_is_wrong_under_the_lock_leaves_the_cache_as_it_was(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    async with opened(server, namespace, 2) as (one, two):
+        (first,) = await enqueue(one, job(key="k", session="s"))
+        await two.step(1, [], 0)
+        two._acts.hint(lock=True)
+        assert (await enqueue(two, job(), job(key="k", session="s")))[1] == first
+        claims = (await two.step(2, [], 9)).claims
+        assert len(claims) == 2
+        assert claims[0].id == first
+
+
+async def test_what_waits_takes_the_fields_of_the_last_submission_over(
+    server: Server, namespace: str
+) -> None:
+    async with opened(server, namespace, 2) as (one, two):
+        coalesce = Coalesce("k", keep="latest")
+        ids = [await enqueue(one, job(payload=str(n), coalesce=coalesce)) for n in range(2)]
+        assert ids[0] == ids[1]
+        (claim,) = (await two.step(1, [], 9)).claims
+        assert (claim.payload, claim.timeout) == ("1", math.inf)

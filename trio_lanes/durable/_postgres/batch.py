@@ -40,9 +40,8 @@ SUMMED_EVERY: Final = 500
 STEPS_KEPT: Final = 100
 """How many steps of an instance are removed together."""
 
-LATE: Final = "TL001"
-WRONG: Final = "TL002"
-"""The SQLSTATEs by which a transaction that has the lock ends, with all that it has written."""
+WRONG: Final = "TL001"
+"""The SQLSTATE by which a transaction that has the lock, and may have written, ends for a guess."""
 
 TABLE_LOCK: Final = "(hashtext(%s) & 2147483647, 2)"
 """The lock of a namespace: the two numbers of an advisory lock, from the name of its channel."""
@@ -187,7 +186,7 @@ BEGIN
     listening := (SELECT count(*) FROM listeners WHERE id <> me AND until > server_time());
     IF newest.batch <> known OR newest.id <> known_id THEN
         IF held THEN
-            RAISE EXCEPTION 'the lock was of no use' USING ERRCODE = '{LATE}';
+            RAISE EXCEPTION 'another session has written without the lock';
         END IF;
         RETURN QUERY SELECT * FROM missed(known, me, NULL);
         RETURN;

@@ -80,7 +80,7 @@ class PostgresStore(SqlStore):
         self._name: Final = f"PostgreSQL, {database}" + (f" on {host}" if host else "")
         self._channel: Final = channel_of(namespace)
         self._named: Final = naming(namespace)
-        self._acts: PostgresTables | None = None
+        self._acts: PostgresTables
         self._reader: PostgresLink
         self._opening: Opening
         self._clock: trio.abc.Clock
@@ -156,14 +156,12 @@ class PostgresStore(SqlStore):
 
     def activity(self) -> StoreActivity | None:
         activity, tables = super().activity(), self._acts
-        if activity is None or tables is None or tables.newest is None:
-            return activity
+        assert activity is not None
         batch, at = tables.newest
         return attrs.evolve(activity, batch=batch, image_at=at, late=tables.late)
 
     def _hint(self, *, lock: bool) -> None:
-        if self._acts is not None:  # the listener is there first
-            self._acts.hint(lock=lock)
+        self._acts.hint(lock=lock)
 
     def _tables(
         self, link: PostgresLink, names: Collection[str], me: str = "", *, works: bool = False

@@ -58,7 +58,7 @@ from .._sql.small_tables import (
 from .._sql.statements import Many
 from .._sql.tables import ADD_COUNTS, number_at
 from .._wire.codec import decode, encode
-from .batch import LATE, WRONG
+from .batch import WRONG
 from .errors import is_of_connection, translated
 from .image import HEAD, Head, Image
 from .link import LOCKED, STILL, PostgresLink
@@ -251,7 +251,7 @@ class PostgresTables(Image, Transactions):
         self._guesses: Asked | None = None
         self._made: dict[str, list[Any]] | None = None  # its rows; None: it is not at its end
         self.late = 0
-        self.newest: tuple[int, float] | None = None
+        self.newest = 0, 0.0
 
     def _run(self, statement: str, values: Values = ()) -> Cursor:
         if not self._free:
@@ -354,10 +354,7 @@ class PostgresTables(Image, Transactions):
         if not self._free:
             self._connection.rollback()
         self._free, self._made = False, None
-        if self._tracks:
-            self.undo()
-        else:
-            self._forget()
+        self.undo()
         if not isinstance(error, LateError):
             self._locks = True
             return
@@ -666,8 +663,8 @@ class PostgresTables(Image, Transactions):
             if self._guessed() is not None:
                 raise NeedsLockError  # no commit compares it
         self._free = False
-        if self._version is not None:
-            self.newest = self._version, self._now
+        assert self._version is not None
+        self.newest = self._version, self._now
         self._forget_changes()
         self._end()
 
@@ -717,8 +714,6 @@ class PostgresTables(Image, Transactions):
             if error.sqlstate == WRONG:
                 self._look_up = LOOKED_UP_AFTER
                 raise NeedsLockError from None
-            if error.sqlstate == LATE:
-                raise LateError from None
             raise
         return put.fetchall()
 
