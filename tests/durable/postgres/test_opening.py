@@ -1,10 +1,12 @@
 """What `PostgresStore` refuses when it is made or opened, and what it says to do."""
 
 import logging
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -102,6 +104,29 @@ async def test_the_error_for_a_role_without_rights_names_the_rights(
         pass
     error = await error_of(PostgresStore(server.dsn(user="guest"), namespace=namespace))
     assert "grant the role the rights" in str(error)
+
+
+async def test_a_role_works_with_the_rights_that_the_page_about_stores_names(
+    server: Server, namespace: str
+) -> None:
+    async def echo(payload: int) -> int:
+        async with lanes.lock("door"):
+            return payload
+
+    page = (Path(__file__).parents[3] / "docs/stores.md").read_text()
+    grants = re.findall("GRANT .* ON .*SCHEMA lanes TO app;", page)
+    assert len(grants) == 2
+    async with open_durable_lanes(PostgresStore(server.dsn(), namespace=namespace), {}):
+        pass
+    server.run("CREATE ROLE app LOGIN")
+    for grant in grants:
+        server.run(grant.replace("SCHEMA lanes", f"SCHEMA {namespace}"))
+    server.run(f"SELECT {namespace}.submit('echo', '1', key => 'k')")
+    store = PostgresStore(server.dsn(user="app"), namespace=namespace)
+    async with open_durable_lanes(store, {"echo": echo}) as lanes:
+        assert await (await lanes.submit("echo", 1, key="k")).wait() == 1
+        assert await (await lanes.submit("echo", 2)).wait() == 2
+        assert (await lanes.check(repair=True)).problems == ()
 
 
 @pytest.mark.parametrize(

@@ -663,7 +663,8 @@ class StoreActivity:
     One that came late twice counts twice."""
     longest_wait: float = 0.0
     """The longest wait of a transaction for the lock of the store, in seconds and with the way to
-    the server, of the waits that ended in this minute and the one before; 0: none waited."""
+    the server, of the waits that ended in this minute and the one before; 0: none waited. On
+    PostgreSQL, of those that took it before their acts were done."""
     image_at: float | None = None
     """The store's time at which the image, its copy of the store, was last known to be the newest.
     None: it has none, or each transaction makes sure."""

@@ -160,7 +160,7 @@ CREATE FUNCTION put_batch(
     guessed jsonb,              -- what was not looked up
     forget jsonb,               -- ended jobs: above which time, until which, how many
     me text,                    -- this instance among the listeners
-    lock_of integer,
+    lock_of integer,            -- the first number of the lock; see `TABLE_LOCK`
     held boolean                -- whether a transaction that has written holds the lock
 ) RETURNS TABLE (
     what text,                  -- put; late: the batches from `known` on; wrong: the guess
@@ -232,4 +232,9 @@ BEGIN
         newest.notices + noticed, NULL, server_time(), listening, gone;
 END $$;
 """
-"""What a schema needs besides its tables."""
+"""What a schema needs besides its tables: `missed` returns what others have committed, `put` writes
+the rows of a batch, `put_batch` commits it.
+
+`put` names each column of `jobs`, so a migration that adds one makes it anew. All of them run with
+the rights of their caller: who may only call `submit` cannot commit.
+"""

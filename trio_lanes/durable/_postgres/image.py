@@ -132,7 +132,7 @@ class Image(ReadAhead):
           missed: the cached batch, if it is in the chain, and those behind it; see `batch`.
         """
         known = self._version
-        found = [(row[1], row[2], row[7]) for row in missed]
+        found = [(row[1], row[2], row[7]) for row in missed]  # batch, id, delta
         if known is None or not found or found[0][:2] != (known, self._batch):
             return False
         rows = found[1:]

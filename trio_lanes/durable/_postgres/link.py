@@ -3,9 +3,9 @@
 Every wait has an end:
 
 * ``lock_timeout`` and ``statement_timeout``: the server ends a statement. Who has waited for the
-  row for so long ends the session of a client that stands still: see `RowHolder`;
+  lock of a namespace for so long ends the session of a client that stands still: see `LockHolder`;
 * ``idle_in_transaction_session_timeout`` and, from PostgreSQL 17 on, ``transaction_timeout``: the
-  server ends the transaction of a client that stands still, also if nobody waits for the row. The
+  server ends the transaction of a client that stands still, also if nobody waits for the lock. The
   first does not do so in or after a pipeline;
 * `PostgresLink.cut`: the client ends the wait for a server that does not answer.
 """
@@ -38,7 +38,7 @@ statement waits for a lock."""
 STILL: Final = 0.2
 """The part of the store's patience for which a session that is ended has waited for its client."""
 LOCKED: Final = 0.8
-"""The part of the store's patience for which an act waits for the row, in several statements."""
+"""The part of the store's patience for which an act waits for the lock, in several statements."""
 TRANSACTION_TIMEOUT: Final = 170_000
 """The first version of the server that has ``transaction_timeout``."""
 NOTICED: Final = 2.0
@@ -74,7 +74,7 @@ def connect(
         made(connection)
         millis = int(patience * 1000)
         settings = {
-            # the rules are applied under a row lock, and see what the holder before has committed
+            # each statement sees what those who had the lock before have committed: see `batch`
             "default_transaction_isolation": "read committed",
             "lock_timeout": int(millis * IDLE),
             "statement_timeout": 0 if long else millis,
@@ -88,7 +88,7 @@ def connect(
             "client_min_messages": "warning",
         }
         if connection.info.server_version >= TRANSACTION_TIMEOUT and not long:
-            # not less: it counts also while the transaction waits for the row
+            # not less: it counts also while the transaction waits for the lock
             settings["transaction_timeout"] = millis
         with connection.pipeline():
             for name, value in settings.items():

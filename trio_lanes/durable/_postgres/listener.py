@@ -68,7 +68,7 @@ class Listener:
         self._hint: Final = hint
         self._look: Final = look
         self._wake_waiters: Final = wake_waiters
-        self._seen: tuple[int, bool] | None = None
+        self._seen: tuple[int, bool] | None = None  # as `_slow_look` gave it
         self._texts: Final[list[str]] = []
 
     async def listen(self) -> None:
@@ -104,7 +104,11 @@ class Listener:
         connection.execute(f"SELECT pg_advisory_xact_lock_shared{TABLE_LOCK}", (self._channel,))
 
     def _slow_look(self) -> tuple[int, bool]:
-        """Register for some time more; return what changes with every notice. Runs in a thread."""
+        """Register for some time more. Runs in a thread.
+
+        Return what changes with every notice, and whether something waits that nothing announces:
+        submissions, or ended jobs to forget.
+        """
         connection = self._link.connected()
         row = connection.execute(
             self._named(

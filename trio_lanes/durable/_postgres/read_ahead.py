@@ -1,11 +1,13 @@
-"""`ReadAhead`: what a transaction on PostgreSQL will look up, asked for in one trip at its start.
+"""`ReadAhead`: what a batch on PostgreSQL will look up, asked for in one trip at its start.
 
 * By name: the tickets, ids, keys and sessions of its acts (`Lookups`).
 * If the cache was dropped, the image: all that a claim looks at. These are the settings, the
   counts, the sets of running jobs, and the fronts of the ready lists.
 
-A lookup that finds nothing in memory is a statement of its own, after the unwritten changes are
-written. So this only saves trips: without it every answer would be the same.
+A lookup that finds nothing in memory is a statement of its own. So this only saves trips: without
+it every answer would be the same. Before such a statement the unwritten changes are written, which
+needs the lock: a free batch that has any is done again. What a batch has not asked for, it guesses
+not to be there: see `PostgresTables`.
 """
 
 from __future__ import annotations
@@ -161,6 +163,7 @@ class ReadAhead(SqlTables):
             front.extend(jobs, complete=len(jobs) < QUEUE_FRONT)
 
     def _ask_image(self, room: int) -> tuple[Any, ...]:
+        """Ask for what a claim of ``room`` jobs looks at; return what `_read_image` takes."""
         execute = self._execute
         limit = min(room + 1, LIST_FRONT)  # one more, so that it is known what follows
         fronts = None
@@ -189,6 +192,7 @@ class ReadAhead(SqlTables):
         fronts: Any,
         limit: int,
     ) -> None:
+        """Read the answers to `_ask_image` into the cache, which is empty."""
         cache = self._cache
         self._read_settings(settings.fetchall())
         cache.counts = Counts(((lane, state, name), n) for lane, state, name, n in counts)
@@ -249,7 +253,7 @@ class ReadAhead(SqlTables):
 
 @final
 class Asked:
-    """What a transaction looks up by name, and the records that it got."""
+    """What a batch looks up by name, and the records that it got; of a guess, none."""
 
     def __init__(self, tickets: Sequence[str]) -> None:
         self.tickets: Final = tickets
@@ -263,4 +267,5 @@ class Asked:
 
     @property
     def names_nothing(self) -> bool:
+        """Whether nothing is looked up."""
         return not (self.tickets or self.ids or self.keys or self.sessions)

@@ -9,8 +9,9 @@
 * The store's time never runs backwards, and does not jump with the server's clock: `deltas.clock`
   is its last value, and `deltas.ahead` takes what was set: see `PostgresTables._time`.
 * A name may be longer than the entry of an index, which therefore has its hash.
-* The function `submit` writes a job into `submissions`, in the transaction of its caller. The next
-  transaction of any instance takes the job in: see `PostgresTables.begin`.
+* The function `submit` writes a job into `submissions`, in the transaction of its caller, and
+  notifies. The next batch of an instance that has heard of it takes the job in, under the lock: see
+  `PostgresTables.begin`.
 """
 
 from __future__ import annotations
@@ -365,7 +366,7 @@ def prepare(
             "longest": sql.Literal(LONGEST_NAME),
         }
         if version:
-            # no instance of that version is in a transaction
+            # no instance of schema 3 or 4 is in a transaction; later ones take the lock of `batch`
             connection.execute("SELECT FROM meta FOR UPDATE")
             living = _living(connection)
             if living or not works:

@@ -4,8 +4,9 @@
   which a task waits. A third is made for calls that read every job.
 * All instances apply the same rules, in their own process. A batch of acts is committed if no other
   instance has committed since the batch on which it builds: see `batch` and `PostgresTables`. So
-  several instances do not do more jobs in a second than one. A client that stands still under the
-  lock holds it until another has waited for `link.IDLE` of the patience: see `LockHolder`.
+  several instances do not do more jobs in a second than one. Only who comes late again and again
+  has the lock while it computes, and who does what `put` has no rows for. A client that stands
+  still then holds it until another has waited for `link.IDLE` of the patience: see `LockHolder`.
 * The server's clock decides. Each instance has a lease.
 """
 
@@ -49,7 +50,8 @@ class PostgresStore(SqlStore):
       namespace: the name of the schema; lower-case letters, digits and ``_``. Each is a store of
         its own.
       patience: seconds after which a call that got no answer raises `StoreUnavailableError`. The
-        session of an instance that stands still is ended by whoever has waited for 0.4 of it.
+        session of an instance that stands still under the lock is ended by whoever has waited for
+        0.4 of it.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
       make: whether to make the schema and its tables if they are missing.
 

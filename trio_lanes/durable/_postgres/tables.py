@@ -13,8 +13,9 @@ one of these ways:
 * *Locked*: two trips, between which this instance alone may commit. So is it done by who has lost
   `LATE_IN_A_ROW` times, since two instances that are busy would lose most of their work; until
   `CALM_AFTER` batches in a row found that nobody else had committed. Also, where an act needs what
-  one statement cannot do, or nothing is cached.
-* *Of a snapshot*: questions, while nothing is cached.
+  `put_batch` cannot do (a request for a lock, a schedule, a deleted job), or nothing is cached.
+* *Of a snapshot*: questions, while nothing is cached. Else they are free, and read in one trip what
+  they look up and what others have changed.
 
 The store's time is its last time, and what has passed on the server since (`PostgresTables._time`).
 So a clock that is set moves what waits for a time by no more than the time since the last act. A
@@ -254,6 +255,11 @@ class PostgresTables(Image, Transactions):
         self.newest = 0, 0.0
 
     def _run(self, statement: str, values: Values = ()) -> Cursor:
+        """Execute a statement. One of a free batch only reads, and sees what the batch builds on.
+
+        Raises:
+          TryAgainError: if it writes, or another instance has committed before.
+        """
         if not self._free:
             return self._connection.execute(self._named(statement), values)
         if not statement.startswith("SELECT"):
@@ -267,6 +273,7 @@ class PostgresTables(Image, Transactions):
         return found
 
     def _check(self, head: Any) -> None:
+        """Raise a `LateError` if the batch that is cached is not the newest one."""
         if head[:2] != (self._version, self._batch):
             raise LateError
 
@@ -638,7 +645,7 @@ class PostgresTables(Image, Transactions):
         self._listeners = others
         if missed:  # another began to listen meanwhile
             self._notify(notice)
-        if self._free:
+        if self._free:  # who has lost too often goes back by `CALM_AFTER` alone
             self._lost = 0 if self._lost < LATE_IN_A_ROW else self._lost
         self._steps.update(self._new_steps)
         self._new_steps.clear()
