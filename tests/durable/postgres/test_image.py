@@ -12,6 +12,7 @@ import trio
 from trio_lanes import Coalesce, LaneFullError, RateLimit
 from trio_lanes.durable import (
     Died,
+    DurableState,
     Finish,
     LaneLimit,
     Opening,
@@ -37,7 +38,7 @@ from trio_lanes.durable._sql.rows import COLUMNS
 from trio_lanes.durable._sql.small_tables import SETTINGS
 from trio_lanes.durable._sql.tables import DUE, SPECIAL, SUSPECTED
 from trio_lanes.durable._wire.codec import decode
-from trio_lanes.durable.acts.inspection import AllStatistics, Repair
+from trio_lanes.durable.acts.inspection import AllStatistics, Repair, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.orders import Configure, Purge
 from trio_lanes.durable.testing import Life, simulate
@@ -508,3 +509,30 @@ async def test_what_waits_takes_the_fields_of_the_last_submission_over(
         assert ids[0] == ids[1]
         (claim,) = (await two.step(1, [], 9)).claims
         assert (claim.payload, claim.timeout) == ("1", math.inf)
+
+
+async def test_a_question_is_answered_though_others_commit_between_any_two_of_its_reads(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another = (
+        f"INSERT INTO {namespace}.deltas"
+        " SELECT batch + 1, 'other' || batch, sequence, clock, ahead, notices,"
+        " '[[], [], [], [], [], [], false]'"
+        f" FROM {namespace}.deltas ORDER BY batch DESC LIMIT 1"
+    )
+    look = PostgresTables._look
+
+    def look_and_be_late(tables: PostgresTables, asked: Any) -> bool:
+        found = look(tables, asked)
+        server.run(another)
+        return found
+
+    async with opened(server, namespace, 2) as (one, two):
+        (id,) = await enqueue(one, job())
+        await two.step(1, [], 0)
+        monkeypatch.setattr(PostgresTables, "_look", look_and_be_late)
+        status = await two.look(StatusOf(id))
+        assert status is not None
+        assert status.state is DurableState.WAITING
+        monkeypatch.undo()
+        assert [claim.id for claim in (await two.step(2, [], 9)).claims] == [id]

@@ -248,3 +248,30 @@ async def test_a_role_that_may_only_call_the_function_can_submit(
     async with open_durable_lanes(store, {}, worker=False) as lanes:
         await lanes.pause_for("main", 0)
         assert (await lanes.statistics()).waiting == 1
+
+
+async def test_very_many_submissions_are_taken_in_in_portions_without_a_pause(
+    server: Server,
+    namespace: str,
+    connection: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.tables.MAX_TAKEN_IN", 2)
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (3600.0, 3600.0))
+    number, all_done = 7, trio.Event()
+    done: list[Any] = []
+
+    async def work(payload: Any) -> None:
+        done.append(payload)
+        if len(done) == number:
+            all_done.set()
+
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with open_durable_lanes(store, {"work": work}) as lanes:
+        await lanes.wait_idle()
+        for n in range(number):
+            connection.execute("SELECT submit('work', %s)", (str(n),))
+        connection.commit()
+        with trio.fail_after(60):
+            await all_done.wait()
+    assert sorted(done) == [*range(number)]

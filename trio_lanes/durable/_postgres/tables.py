@@ -247,7 +247,9 @@ class PostgresTables(Image, Transactions):
         self._calm = 0  # how many batches in a row found nothing of others
         self._look_up = 0  # for how many batches nothing is guessed
         self._is_behind = False  # whether a notice said so
+        self._in_snapshot = False  # a question, in a transaction
         # how this batch is done
+        self._writes = False  # whether its acts may change something
         self._looked = False  # whether its cache was compared with the newest batch
         self._guesses: Asked | None = None
         self._made: dict[str, list[Any]] | None = None  # its rows; None: it is not at its end
@@ -334,8 +336,8 @@ class PostgresTables(Image, Transactions):
     def commit_acts(self, engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
         self._committing = any(act.write for act in acts)
         look = engine.work_ready or engine.work_elsewhere
-        if self.commit(look, engine.news):
-            engine.work_ready = True  # the next step forgets more
+        if self.commit(look, engine.news) or self._locks:
+            engine.work_ready = True  # the next step forgets more, or takes more in
 
     def undo_acts(
         self, acts: list[HandedAct[Any]], error: BaseException
@@ -362,6 +364,9 @@ class PostgresTables(Image, Transactions):
             self._connection.rollback()
         self._free, self._made = False, None
         self.undo()
+        if not self._writes:
+            self._in_snapshot = True  # else others could commit between any two of its reads
+            return
         if not isinstance(error, LateError):
             self._locks = True
             return
@@ -409,8 +414,11 @@ class PostgresTables(Image, Transactions):
         self._guesses = self._made = None
         self._moved = False
         self._writes_before = self.writes
-        is_locked = write and (self._locks or self._lost >= LATE_IN_A_ROW)
-        if self._version is not None and not is_locked:
+        self._writes = write
+        is_held = write and (self._locks or self._lost >= LATE_IN_A_ROW)
+        is_held = is_held or (self._in_snapshot and not write)
+        self._in_snapshot = False
+        if self._version is not None and not is_held:
             now = self._begin_free(lookups, tickets, write)
             if now is not None:
                 self._free = self._tracks = True
@@ -561,6 +569,7 @@ class PostgresTables(Image, Transactions):
         self._number = max(head.sequence, number_at(now))
         self._writes_before = self.writes
         taken = [] if given is None else sorted(given.fetchall())
+        self._locks = self._locks or len(taken) == MAX_TAKEN_IN
         self._small_writes += len(taken) + moved
         self._moved = moved > 0
         self._looked = True
@@ -645,8 +654,8 @@ class PostgresTables(Image, Transactions):
         self._listeners = others
         if missed:  # another began to listen meanwhile
             self._notify(notice)
-        if self._free:  # who has lost too often goes back by `CALM_AFTER` alone
-            self._lost = 0 if self._lost < LATE_IN_A_ROW else self._lost
+        if self._free:
+            self._lost = 0
         self._steps.update(self._new_steps)
         self._new_steps.clear()
         self._free = False
