@@ -17,6 +17,9 @@ commits.
 * A commit whose answer was lost stands in the chain, or its place is taken by the next commit, and
   its late copy writes nothing.
 
+The server may take a table for empty that has grown since, and would read all of it. So each row
+is looked up by itself, by an index: by LATERAL with a LIMIT, or in a loop.
+
 No row is rewritten by each batch. What the newest batch has to say (`deltas`) is read from the end
 of an index. The numbers of jobs are differences (`counts`), which are summed up in each
 `SUMMED_EVERY`th batch: those of that batch and later count.
@@ -62,10 +65,16 @@ FUNCTIONS: Final = f"""
 CREATE FUNCTION put(made jsonb, at bigint) RETURNS void LANGUAGE plpgsql
     SET search_path = {{schema}}, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    r jsonb;
 BEGIN
     IF made ? 'changed' THEN
         UPDATE jobs SET {_CHANGED}
-        FROM jsonb_array_elements(made -> 'changed') AS r WHERE jobs.id = (r ->> 'id')::bigint;
+        FROM (
+            SELECT r, found.ctid AS at FROM jsonb_array_elements(made -> 'changed') AS r
+            CROSS JOIN LATERAL (SELECT ctid FROM jobs WHERE id = (r ->> 'id')::bigint LIMIT 1)
+                AS found
+        ) AS changed WHERE jobs.ctid = changed.at;
     END IF;
     IF made ? 'new' THEN
         INSERT INTO jobs ({", ".join(COLUMNS)})
@@ -73,10 +82,11 @@ BEGIN
     END IF;
     IF made ? 'steps' THEN
         INSERT INTO steps SELECT r ->> 0, (r ->> 1)::bigint, r ->> 2 {_ITEMS.format("steps")};
-        DELETE FROM steps USING jsonb_array_elements(made -> 'steps') AS r
-            WHERE (r ->> 1)::bigint % {STEPS_KEPT} = 0 AND steps.instance = r ->> 0
-            AND steps.number < (r ->> 1)::bigint
-            AND steps.number >= (r ->> 1)::bigint - {2 * STEPS_KEPT};
+        FOR r IN SELECT value FROM jsonb_array_elements(made -> 'steps')
+                WHERE (value ->> 1)::bigint % {STEPS_KEPT} = 0 LOOP
+            DELETE FROM steps WHERE instance = r ->> 0 AND number < (r ->> 1)::bigint
+                AND number >= (r ->> 1)::bigint - {2 * STEPS_KEPT};
+        END LOOP;
     END IF;
     IF made ? 'counts' THEN
         INSERT INTO counts SELECT at, r ->> 0, r ->> 1, r ->> 2, (r ->> 3)::bigint
@@ -88,9 +98,10 @@ BEGIN
             ON CONFLICT (ticket) DO UPDATE SET until = excluded.until, data = excluded.data;
     END IF;
     IF made ? 'dropped' THEN
-        DELETE FROM settings USING jsonb_array_elements(made -> 'dropped') AS r
-            WHERE settings.kind = r ->> 0 AND md5(settings.name) = md5(r ->> 1)
-            AND settings.name = r ->> 1;
+        FOR r IN SELECT jsonb_array_elements(made -> 'dropped') LOOP
+            DELETE FROM settings WHERE kind = r ->> 0 AND md5(name) = md5(r ->> 1)
+                AND name = r ->> 1;
+        END LOOP;
     END IF;
     IF made ? 'settings' THEN
         INSERT INTO settings SELECT r ->> 0, r ->> 1, r ->> 2 {_ITEMS.format("settings")}
@@ -103,9 +114,10 @@ BEGIN
             ON CONFLICT (md5(list), number) DO UPDATE SET taken = excluded.taken;
     END IF;
     IF made ? 'cut_items' THEN
-        DELETE FROM lists USING jsonb_array_elements(made -> 'cut_items') AS r
-            WHERE md5(lists.list) = md5(r ->> 0) AND lists.list = r ->> 0
-            AND lists.number <= (r ->> 1)::bigint;
+        FOR r IN SELECT jsonb_array_elements(made -> 'cut_items') LOOP
+            DELETE FROM lists WHERE md5(list) = md5(r ->> 0) AND list = r ->> 0
+                AND number <= (r ->> 1)::bigint;
+        END LOOP;
     END IF;
     IF made ? 'marks' THEN
         INSERT INTO marks
@@ -114,9 +126,10 @@ BEGIN
             {_ITEMS.format("marks")};
     END IF;
     IF made ? 'cut_marks' THEN
-        DELETE FROM marks USING jsonb_array_elements(made -> 'cut_marks') AS r
-            WHERE md5(marks.meter) = md5(r ->> 0) AND marks.meter = r ->> 0
-            AND marks.number <= (r ->> 1)::bigint;
+        FOR r IN SELECT jsonb_array_elements(made -> 'cut_marks') LOOP
+            DELETE FROM marks WHERE md5(meter) = md5(r ->> 0) AND meter = r ->> 0
+                AND number <= (r ->> 1)::bigint;
+        END LOOP;
     END IF;
 END $$;
 CREATE FUNCTION missed(
@@ -137,15 +150,20 @@ CREATE FUNCTION missed(
     forgotten bigint
 ) LANGUAGE plpgsql SET search_path = {{schema}}, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    newest bigint;
 BEGIN
     IF lock_of IS NOT NULL THEN
         PERFORM pg_advisory_xact_lock(lock_of, 2);
     END IF;
+    newest := (SELECT d.batch FROM deltas AS d ORDER BY d.batch DESC LIMIT 1);
     RETURN QUERY SELECT 'late', d.batch, d.id, d.sequence, d.clock, d.ahead, d.notices,
         CASE WHEN d.batch > known THEN d.data END, server_time(),
         (SELECT count(*) FROM listeners WHERE id <> me AND until > server_time()), 0::bigint
-        FROM deltas AS d WHERE d.batch = (SELECT max(newest.batch) FROM deltas AS newest)
-        OR (d.batch >= known AND d.batch <= known + {MAX_BEHIND}) ORDER BY d.batch;
+        FROM (SELECT generate_series(known, least(known + {MAX_BEHIND}, newest - 1))
+            UNION ALL SELECT newest) AS missing (number)
+        CROSS JOIN LATERAL (SELECT * FROM deltas WHERE deltas.batch = number LIMIT 1) AS d
+        ORDER BY d.batch;
 END $$;
 CREATE FUNCTION put_batch(
     known bigint,               -- the batch on which this one builds
@@ -192,12 +210,13 @@ BEGIN
         RETURN;
     END IF;
     IF guessed IS NOT NULL AND (
-        EXISTS (SELECT FROM answers WHERE ticket = ANY(
-            SELECT jsonb_array_elements_text(guessed -> 'tickets')))
+        EXISTS (SELECT FROM jsonb_array_elements_text(guessed -> 'tickets') AS g
+            CROSS JOIN LATERAL (SELECT FROM answers WHERE ticket = g LIMIT 1) AS found)
         OR EXISTS (SELECT FROM jsonb_array_elements_text(guessed -> 'keys') AS g
-            JOIN jobs ON jobs.key = g)
+            CROSS JOIN LATERAL (SELECT FROM jobs WHERE key = g LIMIT 1) AS found)
         OR EXISTS (SELECT FROM jsonb_array_elements_text(guessed -> 'sessions') AS g
-            JOIN jobs ON md5(session) = md5(g) AND session = g AND place IS NOT NULL)
+            CROSS JOIN LATERAL (SELECT FROM jobs WHERE md5(session) = md5(g) AND session = g
+                AND place IS NOT NULL LIMIT 1) AS found)
     ) THEN
         IF held THEN
             RAISE EXCEPTION 'a guess was wrong' USING ERRCODE = '{WRONG}';

@@ -61,6 +61,7 @@ class Image(ReadAhead):
         # what was before this batch, for `undo`: {id: (the job, its columns; None: it is new)}
         self._before: Final[dict[int, tuple[JobRecord, Row | None]]] = {}
         self._settings_before: Final[dict[tuple[str, str], Any]] = {}
+        self._parked_before: float | None = None  # `Cache.parked_until` then
         self._tracks = False  # whether what was before the batch is kept
         super().__init__(rows, names)
         self._steps: Final[dict[str, LastStep | None]] = {}  # the last steps that are known
@@ -199,6 +200,7 @@ class Image(ReadAhead):
             self._last_marks.pop(meter, None)
         if changes.suspects:
             cache.suspected = None
+        cache.parked_until = self._parked_before
         for id, (job, row) in self._before.items():
             if row is None:  # it may be in a front, which passes it over by this
                 job.place = job.ready = None

@@ -422,6 +422,7 @@ class PostgresTables(Image, Transactions):
             now = self._begin_free(lookups, tickets, write)
             if now is not None:
                 self._free = self._tracks = True
+                self._parked_before = self._cache.parked_until
                 return now, []
         if not write:
             return self._begin_here(lookups, tickets, write=False, take_in=False)
@@ -560,7 +561,7 @@ class PostgresTables(Image, Transactions):
             self._version, self._batch = head.batch, head.id
             self._changes.incomplete = moved > 0
         else:
-            self._tracks = write
+            self._tracks, self._parked_before = write, self._cache.parked_until
         if guesses:
             self._guess(asked)
         else:

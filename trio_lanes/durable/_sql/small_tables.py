@@ -158,8 +158,10 @@ class SmallTables(Settings, ABC):
 
     def last_item(self, name: str) -> int:
         self._flush_small(_LIST_WRITES)
-        statement = "SELECT coalesce(max(number), 0) FROM main.lists WHERE [list] = :list"
-        return int(self._execute(statement, {"list": name}).fetchone()[0])
+        # not max(): PostgreSQL would read all, if it takes the table for empty
+        statement = "SELECT number FROM main.lists WHERE [list] = :list ORDER BY number DESC"
+        row = self._execute(f"{statement} LIMIT 1", {"list": name}).fetchone()
+        return 0 if row is None else int(row[0])
 
     def drop_items(self, name: str, *, taken: bool) -> bool:
         self._flush_small(_LIST_WRITES)

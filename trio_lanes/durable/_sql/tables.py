@@ -48,6 +48,11 @@ DUE: Final = (
     " (SELECT min(due) AS due FROM main.jobs WHERE state = 'parked' AND due IS NOT NULL"
     " UNION ALL SELECT min(expires) FROM main.jobs WHERE expires IS NOT NULL) AS times"
 )
+_DUE_LATER: Final = (
+    "SELECT min(due) FROM"
+    " (SELECT min(due) AS due FROM main.jobs WHERE state = 'parked' AND due > :now"
+    " UNION ALL SELECT min(expires) FROM main.jobs WHERE expires > :now) AS times"
+)
 SUSPECTED: Final = (
     "SELECT DISTINCT lane FROM main.jobs WHERE state = 'waiting' AND crashed_with > 0"
 )
@@ -254,10 +259,11 @@ class SqlTables(SmallTables):
     # ---- times
 
     def due(self, now: float, limit: int, session: str | None = None) -> list[JobRecord]:
-        if self._parked_until() > now:
+        since = self._parked_until()
+        if since > now:
             return []
         self._rows.flush()
-        of: dict[str, Any] = {"session": session, "now": now, "limit": limit}
+        of: dict[str, Any] = {"session": session, "since": since, "now": now, "limit": limit}
         if session is not None:
             return self._rows.select(
                 "[session] = :session AND state = 'parked' AND place IS NULL AND due <= :now"
@@ -265,11 +271,17 @@ class SqlTables(SmallTables):
                 of,
             )
         self._cache.parked_until = None
-        over = self._rows.select("expires <= :now ORDER BY expires, id LIMIT :limit", of)
-        of["limit"] = limit - len(over)
-        return over + self._rows.select(
-            "state = 'parked' AND due <= :now ORDER BY due, id LIMIT :limit", of
+        # not from the front of the index, where entries stay that an old snapshot may still see
+        over = self._rows.select(
+            "expires >= :since AND expires <= :now ORDER BY expires, id LIMIT :limit", of
         )
+        of["limit"] = limit - len(over)
+        due = over + self._rows.select(
+            "state = 'parked' AND due >= :since AND due <= :now ORDER BY due, id LIMIT :limit", of
+        )
+        if len(due) < limit:  # before the caller changes these: it need not be written first
+            self._read_parked_until(self._execute(_DUE_LATER, {"now": now}))
+        return due
 
     def _parked_until(self) -> float:
         until = self._cache.parked_until
