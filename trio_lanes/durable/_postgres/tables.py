@@ -14,8 +14,8 @@ one of these ways:
   `LATE_IN_A_ROW` times, since two instances that are busy would lose most of their work; until
   `CALM_AFTER` batches in a row found that nobody else had committed. Also, where an act needs what
   `put_batch` cannot do (a request for a lock, a schedule, a deleted job), or nothing is cached.
-* *Of a snapshot*: questions, while nothing is cached. Else they are free, and read in one trip what
-  they look up and what others have changed.
+* *Of a snapshot*: questions, while nothing is cached, or if others commit between two of their
+  reads. Else they are free, and read in one trip what they look up and what others have changed.
 
 The store's time is its last time, and what has passed on the server since (`PostgresTables._time`).
 So a clock that is set moves what waits for a time by no more than the time since the last act. A
@@ -247,7 +247,7 @@ class PostgresTables(Image, Transactions):
         self._calm = 0  # how many batches in a row found nothing of others
         self._look_up = 0  # for how many batches nothing is guessed
         self._is_behind = False  # whether a notice said so
-        self._in_snapshot = False  # a question, in a transaction
+        self._in_snapshot = False  # whether the next question is asked in a transaction
         # how this batch is done
         self._writes = False  # whether its acts may change something
         self._looked = False  # whether its cache was compared with the newest batch
