@@ -43,7 +43,7 @@ VALKEY = "_valkey/store.py"  # a script answers in pages
 
 # by name: its record with its rule, its Lua, and then its doors
 FILES = {
-    "Enqueue": ("acts/jobs.py", "engine.lua", LANES, RUN, VALKEY),
+    "Enqueue": ("acts/jobs.py", "engine.lua", LANES, RUN, VALKEY, "_wire/server.py"),
     "Compare": ("acts/runs.py", "runs.lua", "_runs/lease.py"),
     "Checkpoint": ("acts/runs.py", "runs.lua", RUN),
     "Take": ("acts/runs.py", "runs.lua", RUN),

@@ -48,7 +48,7 @@ _ARGUMENTS: Final = {
 }
 """The same, as the arguments that make one."""
 _text: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_PLAIN: Final = frozenset((NoneType, bool, int, float, str))
+_AS_THEY_ARE: Final = frozenset((NoneType, bool, int, float, str))
 """The types whose values are the same in a text."""
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
     kind.__name__: kind
@@ -78,7 +78,7 @@ def decode(text: str) -> Any:
 
 def _data(value: Any) -> Any:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _AS_THEY_ARE:
         return value
     if kind in _NAMES:
         return {"": kind.__name__, "v": _all_data([getattr(value, name) for name in _NAMES[kind]])}
@@ -103,7 +103,7 @@ def _data(value: Any) -> Any:
 
 def _all_data(values: Iterable[Any]) -> list[Any]:
     """Return the data of some values, most of which are plain."""
-    return [value if type(value) in _PLAIN else _data(value) for value in values]
+    return [value if type(value) in _AS_THEY_ARE else _data(value) for value in values]
 
 
 def _error_data(error: Exception) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _error_data(error: Exception) -> dict[str, Any]:
 
 
 def _read_all(values: Iterable[Any]) -> list[Any]:
-    return [value if type(value) in _PLAIN else _read(value) for value in values]
+    return [value if type(value) in _AS_THEY_ARE else _read(value) for value in values]
 
 
 def _read(value: Any) -> Any:
