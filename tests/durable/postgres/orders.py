@@ -44,6 +44,7 @@ from trio_lanes.durable._rules.queues import Queues
 from trio_lanes.durable._sql.act_thread import ActThread, HandedAct
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.runs import Compare
 
 LEASE = 30.0
 """Seconds of a lease."""
@@ -89,6 +90,11 @@ class Claim:
 @attrs.frozen
 class Beat:
     """An instance sends a heartbeat."""
+
+
+@attrs.frozen
+class Compared:
+    """An instance compares what it runs with what the store has."""
 
 
 @attrs.frozen
@@ -251,7 +257,7 @@ class Instance:
         self.dying = self.dead = False
         self.runs: dict[int, int] = {}  # {id: fence}, that it was told of and has not ended
         self.number = 0
-        self._trips = self._ticks = 0
+        self._trips = self._ticks = self._claimed_to = 0
         self._fault = ""
         self._go = threading.Lock()
         self._go.acquire()
@@ -359,6 +365,15 @@ class Instance:
         if isinstance(one, Order):
             self.number += 1
             return one, one.act.apply, f"{me} {self.number}", Lookups(), finished
+        if isinstance(one, Compared):
+            self.number += 1
+            compare = Compare(tuple(self.runs.values()), self._claimed_to, (), 0)
+
+            def apply(engine: Engine) -> Any:
+                engine.caller = me
+                return compare.apply(engine)
+
+            return one, apply, f"{me} {self.number}", Lookups(), finished
         if isinstance(one, Beat):
             return one, lambda all: all.beat(me, all.now + LEASE), "", Lookups(), finished
         self.number += 1
@@ -425,6 +440,7 @@ class Instance:
                 if claim.id in self.runs:
                     explorer.note(f"{self.id} was told twice to run {claim.id}")
                 self.runs[claim.id] = claim.fence
+                self._claimed_to = max(self._claimed_to, claim.fence)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -606,7 +622,7 @@ class Explorer:
                 self._way.append(f"{who.id if isinstance(who, Instance) else who} {what}".strip())
                 before = self._newest, self.owner
                 is_switch = isinstance(who, Instance) and last is not None and who is not last
-                switches -= is_switch and last.kind is not None
+                switches -= is_switch and last is not None and last.kind is not None
                 if isinstance(who, Instance):
                     faults -= what in FAULTS
                     who.go(what if what in FAULTS else "")
@@ -618,7 +634,8 @@ class Explorer:
                 idle = (
                     last is not None and what not in FAULTS and before == (self._newest, self.owner)
                 )
-                if switches == math.inf and was and was_idle and idle and last.place < was.place:
+                is_bound = switches < math.inf
+                if was and last and was_idle and idle and last.place < was.place and not is_bound:
                     return False  # two trips that change nothing: it is the other order of the two
             if any(one.kind for one in self.instances):
                 self.note("all wait for the lock")

@@ -7,7 +7,6 @@ import attrs
 import pytest
 
 from trio_lanes.durable import LaneLimit
-from trio_lanes.durable._contract.records import Step
 from trio_lanes.durable._postgres import tables as module
 from trio_lanes.durable._postgres.delta import Changes
 from trio_lanes.durable._postgres.image import HEAD, Image
@@ -15,8 +14,9 @@ from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable._rules.claims import Claims
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable.acts.orders import Clear, Configure
+from trio_lanes.durable.acts.runs import Compare
 
-from .orders import Beat, Claim, Explorer, Job, Order, Sql, Story, Wrong
+from .orders import Beat, Claim, Compared, Explorer, Job, Order, Sql, Story, Wrong
 from .server import Server
 from .test_image import compare_at_rest
 
@@ -49,7 +49,7 @@ STORIES = {
     "an end": Story([[[Claim(ends=True)]], [[Job("b1", "s")]]], before=RUNS, faults=1, switches=1),
     "a lost answer": Story([[[Job("a1", "s")], [Claim()]], [[Job("b1")]]], faults=1, switches=1),
     "a lost refusal": Story(
-        [[[Job("a1"), Job("a2", lane="small")]], [[Claim()]]],
+        [[[Job("a1"), Job("a2", lane="small")]], [[Claim(2)]]],
         before=[[[Job("a0", lane="small")]], []],
         lanes=SMALL,
         faults=1,
@@ -58,12 +58,17 @@ STORIES = {
         [[[Claim(ends=True)]], [[Beat()], [Claim()]]], before=RUNS, time=2, switches=1
     ),
     "a heartbeat": Story([[[Beat()]], [[Beat()], [Beat()]]], before=RUNS, time=2, switches=2),
+    "what an instance runs": Story(
+        [[[Claim(ends=True), Compared()], [Claim(ends=True)]], [[Job("b1", "s")], [Beat()]]],
+        before=[[[Job("a0", "s"), Job("a1", "s")], [Claim()]], []],
+        switches=2,
+    ),
     "an order to clear": Story(
         [[[Order(Clear(None, "s", CANCELLED))]], [[Job("b1", "s")], [Claim()]]],
         before=[[[Job("a0", "s"), Job("a1", "s")]], []],
     ),
     "another limit": Story(
-        [[[Order(Configure({"main": 1}, None, {}))], [Claim()]], [[Job("b1")], [Claim()]]],
+        [[[Order(Configure({"main": 2}, None, {}))], [Claim()]], [[Job("b1")], [Claim(2)]]],
         before=[[[Job("a0")]], []],
         switches=2,
     ),
@@ -199,12 +204,19 @@ def decided_as_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def begun_given_back(patch: pytest.MonkeyPatch) -> None:
-    def step_again(engine: Any, instance: str, number: int, last: Any) -> Step:
-        for job in engine.tables.running(instance):
-            engine.give_back(job)
-        return Step((), (), (), None)
+    apply = Compare.apply
+    patch.setattr(Compare, "apply", lambda act, of: apply(attrs.evolve(act, claimed_to=2**53), of))
 
-    patch.setattr(Engine, "_step_again", step_again)
+
+def heartbeats_not_heard(patch: pytest.MonkeyPatch) -> None:
+    take = Image._take
+
+    def take_others(tables: Any, delta: Any) -> None:
+        for key in [key for key in delta.settings if key[0] == "instance"]:
+            del delta.settings[key]
+        take(tables, delta)
+
+    patch.setattr(Image, "_take", take_others)
 
 
 def undoing(before: Callable[[Any], None]) -> Broken:
@@ -260,6 +272,7 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
     "a comparison before the writes": ("jobs of a session", compared_before, NO_COMPARISON),
     "deltas applied twice": ("jobs of a session", taken_twice, None),
     "deltas with a gap": ("jobs of a session", with_a_gap, None),
+    "answers kept and refusals not": ("a lost refusal", refusals_forgotten, None),
     "an image kept over a broken chain": (
         "a server that goes back",
         kept_over_a_broken_chain,
@@ -271,6 +284,7 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
         (COMPARISON, "IF newest.batch <> known THEN"),
     ),
     "a lost commit that is looked for": ("a lost answer", looked_for, None),
+    "an instance given up by a stale image": ("a heartbeat", heartbeats_not_heard, None),
     "a floor over a transaction that is open": (
         "jobs of the user's transactions",
         floor_over_an_open_transaction,
@@ -278,6 +292,7 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
     ),
     "a claim without a place": ("another limit", claims_without_a_place, None),
     "a batch decided as lost that was committed": ("a lost answer", decided_as_lost, None),
+    "a give-back of what begins": ("what an instance runs", begun_given_back, None),
     "a head that misses a count": (
         "jobs of a session",
         None,
@@ -285,6 +300,7 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
     ),
     "counts that stay after a late batch": ("jobs of a session", undoing(no_counts), None),
     "settings that stay after a late batch": ("another limit", undoing(no_settings), None),
+    "new jobs that stay after a late batch": ("another limit", undoing(no_new_jobs), None),
     "changes that stay after a late batch": ("an end", undoing(no_changed_jobs), None),
     "guessed queues that stay after a wrong guess": ("an end", no_queue_fronts, None),
     "guesses that are not compared": ("a key", not_compared_guesses, None),
