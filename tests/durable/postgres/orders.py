@@ -5,8 +5,11 @@ until no order is left. Each instance is a thread that stands still before each 
 at a time. What it does is the code of the library from `ActThread._do` on: the thread of a store
 and its connections alone are left out. Notices come at once or never.
 
-At each commit one fault may happen: the answer is lost; or all is lost; or its copy arrives at any
-later moment; or the instance dies before it or after it.
+At a commit a fault may happen: the answer is lost; or all is lost; or its copy arrives at any
+later moment; or the instance dies before it or after it. Time may pass, so that leases end, and the
+server may go back to what it had in the beginning. After each commit and at the end of each order
+the promises are compared with the tables, and at the end the caches, too. Where a lease ended or an
+instance died, another one comes and runs what is left.
 """
 
 from __future__ import annotations
@@ -120,6 +123,7 @@ class Story:
       before: the same, before the orders differ.
       lanes: the limits of the lanes.
       faults: how many faults happen at most.
+      kinds: which faults.
       time: how often two thirds of a lease pass at some moment.
       back: whether the server goes back at some moment to what it had in the beginning.
       hints: whether notices come, at once.
@@ -131,6 +135,7 @@ class Story:
     before: Sequence[Any] = ()
     lanes: dict[str, LaneLimit] = attrs.field(factory=lambda: {"main": LaneLimit(9)})
     faults: int = 0
+    kinds: Sequence[str] = FAULTS
     time: int = 0
     back: bool = False
     hints: bool = False
@@ -220,6 +225,7 @@ class Wire:
         return self._real.cursor(**options)
 
     def rollback(self) -> None:
+        self._commits, self._after = False, None  # it was refused
         self._real.rollback()
         if self._explorer.owner is self._instance:
             self._explorer.owner = None
@@ -455,7 +461,6 @@ class Explorer:
 
     Args:
       compare: compares the cache of an instance with the tables.
-      change: a text of the functions of the schema and another, which takes its place.
     """
 
     lease: ClassVar[float] = LEASE
@@ -466,7 +471,6 @@ class Explorer:
         namespace: str,
         story: Story,
         compare: Callable[[Any], None],
-        change: tuple[str, str] | None = None,
     ) -> None:
         self.namespace = namespace
         self.named = naming(namespace)
@@ -489,7 +493,7 @@ class Explorer:
         self.orders = 0
         self._checked: set[Any] = set()  # the tables of which all is known
         self._new()
-        self._prepare(change)
+        self._prepare()
 
     def close(self) -> None:
         """Close the connections."""
@@ -498,7 +502,7 @@ class Explorer:
 
     # ---- what is the same in each order
 
-    def _prepare(self, change: tuple[str, str] | None) -> None:
+    def _prepare(self) -> None:
         observer, namespace = self._observer, self.namespace
         prepare(observer, namespace, "the test's server", 1024 * 1024)
         saved = "".join(f"CREATE TABLE saved_{name} (LIKE {name});" for name in TABLES)
@@ -518,11 +522,6 @@ class Explorer:
                 END $$;
         """
         observer.execute(text.encode())
-        if change is not None:
-            assert change[0] in FUNCTIONS
-            text = FUNCTIONS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
-            one: Any = text.replace(*change)
-            observer.execute(sql.SQL(one).format(schema=sql.Identifier(namespace)))
         self._new_instances()
         for instance in self.instances:
             listens = "INSERT INTO listeners VALUES (%s, 'infinity')"
@@ -539,6 +538,20 @@ class Explorer:
         self._first = [(one.number, one.runs) for one in self.instances]
         self._first_told = dict(self.told)
         self._first_seen = dict(self._labels), dict(self._jobs), self._newest
+
+    def break_(self, broken: Callable[[], None] | None, change: tuple[str, str] | None) -> None:
+        """Break the library, or the functions of the schema, in all orders from here on.
+
+        Args:
+          change: a text of the functions, and what takes its place.
+        """
+        if broken is not None:
+            broken()
+        if change is not None:
+            assert change[0] in FUNCTIONS
+            text = FUNCTIONS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
+            one: Any = text.replace(*change)
+            self._observer.execute(sql.SQL(one).format(schema=sql.Identifier(self.namespace)))
 
     def _joining(self, instance: Instance) -> HandedAct[Any]:
         def join(engine: Engine) -> None:
@@ -667,7 +680,7 @@ class Explorer:
             if one.kind == "commit" and faults:
                 options += [
                     (one, fault)
-                    for fault in FAULTS
+                    for fault in self.story.kinds
                     if not (one.has_lock and fault == "it comes late")
                 ]
         if self.copies and self.owner is None:
@@ -761,7 +774,8 @@ class Explorer:
         for lane, limit in self.story.lanes.items():
             if running.get(lane, 0) > limit.concurrency:
                 self.note(f"{running[lane]} jobs run in the lane {lane}")
-            if waiting.get(lane, 0) > limit.max_waiting:
+            is_new = any(row[3] == lane for id, row in jobs.items() if id not in self._jobs)
+            if is_new and waiting.get(lane, 0) > limit.max_waiting:  # else a run was given back
                 self.note(f"{waiting[lane]} jobs wait in the lane {lane}")
         labels = [self._labels[id] for id in jobs]
         if len(set(labels)) < len(labels):
@@ -823,6 +837,12 @@ class Explorer:
                 runs = {id: fence for id, fence in runs.items() if jobs[id][1] == "running"}
                 if runs != one.runs:
                     self.note(f"{one.id} runs {one.runs}, and it should {runs}")
+        self._look_at_caches(alive)
+        self._check()
+        if self.story.time or len(alive) < len(self.instances):
+            self._drain()
+
+    def _look_at_caches(self, alive: Sequence[Instance]) -> None:
         for one in alive:
             tables: Any = one.tables
             if tables._version is not None and tables._look(Asked(())):
@@ -830,11 +850,26 @@ class Explorer:
                     self._compare(tables)
                 except AssertionError as error:
                     self.note(f"the cache of {one.id}: {' '.join(str(error).split())[:300]}")
+
+    def _drain(self) -> None:
+        """Let an instance that comes later run all jobs: none is left behind."""
+        self._happen("time")
+        self._happen("time")
+        later = Instance(self, len(self.instances), self._reals[0])
+        later._ticks = later.place
+        later._thread._do([self._joining(later)])
+        for _ in range(len(self._jobs) + 1):
+            later.play([[Claim(ROOM, ends=True)]])
+        left = {id: row[1] for id, row in self._jobs.items() if row[1] in LIVE}
+        if left:
+            self.note(f"what nobody runs is left: {left}")
+
+    def _check(self) -> None:
         state = self._observer.execute(STATE).fetchone()
         if state in self._checked:
             return
         self._checked.add(state)
-        tables = self.instances[0].tables
+        tables: Any = self.instances[0].tables
         tables.rollback()
         queues = Queues(tables, self.opening)
         queues.now, _ = tables.begin(write=False)
