@@ -44,8 +44,8 @@ async def test_a_batch_reads_by_an_index_what_was_empty_when_it_was_planned(
         made["steps"][0][1] += 100
         put = connection.execute(
             f"SELECT what FROM {namespace}.put_batch(%s, %s, 'id', 1, 1, 0, 0, NULL, %s, %s,"
-            " NULL, 'me', 1, false)".encode(),
-            (*known, Jsonb(made), Jsonb(guessed)),
+            " %s, 'me', 1, false)".encode(),
+            (*known, Jsonb(made), Jsonb(guessed), Jsonb([1, 2, 100])),
         )
         assert put.fetchall() == [("put",)]
 

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from trio_lanes import Coalesce
 from trio_lanes.durable import (
     DurableState,
     Finish,
@@ -26,6 +27,7 @@ from trio_lanes.durable._postgres.link import PostgresLink
 from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable.acts.inspection import AllStatistics, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.logs import WriteLog
 from trio_lanes.durable.acts.orders import Clear, Configure
 from trio_lanes.durable.acts.runs import LendSlot, RegainSlot
 
@@ -128,6 +130,38 @@ async def test_a_ticket_that_comes_twice_in_one_transaction_is_one_act(
                 nursery.start_soon(enqueue)
         assert len({tuple(one) for one in ids}) == 1
         assert (await store.look(AllStatistics())).waiting == 1
+
+
+async def test_a_batch_takes_no_lock_to_look_up_what_it_has_not_changed(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undone: list[BaseException] = []
+    undo = PostgresTables._undo_to_try_again
+
+    def noted(self: PostgresTables, error: Any) -> None:
+        undone.append(error)
+        undo(self, error)
+
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    batch = [SubmittedJob(name="a", coalesce=Coalesce(str(n)), delay=0.01) for n in range(3)]
+    async with store.open(opening()):
+        await store.join("me")
+        await store.do(Enqueue([SubmittedJob(name="a")]), "t0")
+        assert len((await store.step(1, [], 1)).claims) == 1  # the list of the lane is known
+        monkeypatch.setattr(PostgresTables, "_undo_to_try_again", noted)
+        ids = await store.do(Enqueue(batch), "t1")
+
+        async def write(log: str) -> None:
+            await store.do(WriteLog(log, "1"), log)
+
+        await trio.sleep(0.02)
+        step = await store.step(2, [], 3)
+        assert {claim.id for claim in step.claims} == set(ids)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.look, StatusOf(1))  # the writer is busy while the others come
+            for log in ("a", "b"):
+                nursery.start_soon(write, log)
+    assert undone == []
 
 
 async def test_a_pause_that_ends_is_no_setting_any_more(server: Server, namespace: str) -> None:

@@ -18,7 +18,8 @@ commits.
   its late copy writes nothing.
 
 The server may take a table for empty that has grown since, and would read all of it. So each row
-is looked up by itself, by an index: by LATERAL with a LIMIT, or in a loop.
+is looked up by itself, by an index: by LATERAL with a LIMIT, by an
+array, or in a loop.
 
 No row is rewritten by each batch. What the newest batch has to say (`deltas`) is read from the end
 of an index. The numbers of jobs are differences (`counts`), which are summed up in each
@@ -226,12 +227,12 @@ BEGIN
         RETURN;
     END IF;
     IF forget IS NOT NULL THEN
-        DELETE FROM jobs WHERE id IN (
+        DELETE FROM jobs WHERE id = ANY (ARRAY(
             SELECT id FROM jobs WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired')
             AND due > coalesce((forget ->> 0)::double precision, '-Infinity')
             AND due <= (forget ->> 1)::double precision
             ORDER BY due LIMIT (forget ->> 2)::bigint
-        );
+        ));
         GET DIAGNOSTICS gone = ROW_COUNT;
     END IF;
     PERFORM put(made, known + 1);

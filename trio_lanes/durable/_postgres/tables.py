@@ -114,8 +114,8 @@ _LIVES: Final = (
     " FROM main.settings WHERE kind = 'instance'"
 )
 _TAKE_IN: Final = (
-    "DELETE FROM main.submissions WHERE id IN"
-    " (SELECT id FROM main.submissions ORDER BY id LIMIT %s)"
+    "DELETE FROM main.submissions WHERE id = ANY"
+    " (ARRAY(SELECT id FROM main.submissions ORDER BY id LIMIT %s))"
     " RETURNING id, name, lane, session, priority, payload, key, timeout, retry, cost, due, delay"
 )
 _FOLLOW: Final = (

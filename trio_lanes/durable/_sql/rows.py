@@ -148,6 +148,13 @@ class Rows(ABC):
             self._insert(self._new.values())
         self._clear()
 
+    def is_unwritten(self, coalesce: str) -> bool:
+        """Whether an unwritten job has a key to coalesce by, or may have given it up."""
+        return any(job.coalesce == coalesce for job in self._new.values()) or any(
+            job.coalesce == coalesce or bits & BITS["coalesce"]
+            for job, bits in self._changed.values()
+        )
+
     @abstractmethod
     def _insert(self, jobs: Iterable[JobRecord]) -> None:
         """Write new jobs."""

@@ -147,8 +147,14 @@ class SmallTables(Settings, ABC):
         if keep is not None and item.number > keep:
             self._write(CUT_LISTS, name, (name, item.number - keep))
 
+    def _flush_list(self, name: str) -> None:
+        """Write what waits for the lists, if this one is among them."""
+        written = self._unwritten[PUT_ITEMS], self._unwritten[CUT_LISTS]
+        if any(row[0] == name for rows in written for row in rows.values()):
+            self._flush_small(_LIST_WRITES)
+
     def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
-        self._flush_small(_LIST_WRITES)
+        self._flush_list(name)
         rows = self._execute(
             "SELECT number, data, tag, taken FROM main.lists"
             " WHERE [list] = :list AND number > :after ORDER BY number LIMIT :limit",
@@ -157,7 +163,7 @@ class SmallTables(Settings, ABC):
         return (ListItem(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
 
     def last_item(self, name: str) -> int:
-        self._flush_small(_LIST_WRITES)
+        self._flush_list(name)
         # not max(): PostgreSQL would read all, if it takes the table for empty
         statement = "SELECT number FROM main.lists WHERE [list] = :list ORDER BY number DESC"
         row = self._execute(f"{statement} LIMIT 1", {"list": name}).fetchone()

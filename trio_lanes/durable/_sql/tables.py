@@ -153,7 +153,8 @@ class SqlTables(SmallTables):
         return self._rows.keyed(key)
 
     def coalesced(self, key: str, *, begun: bool) -> JobRecord | None:
-        self._rows.flush()
+        if self._rows.is_unwritten(coalesce=key):
+            self._rows.flush()
         where = f"[coalesce] = :key AND fence {'>' if begun else '='} 0 ORDER BY id LIMIT 1"
         return next(iter(self._rows.select(where, {"key": key})), None)
 
