@@ -94,7 +94,7 @@ PYTHON_ONLY = {
     """,
     "engine": """
         digest is_refusal open_as_worker once keep_refusal check_joined take_in record
-        is_work_left
+        is_work_left with_rates
     """,
     "fair": "key_of",
     "history": "process_key error_type in_one_line attempts attempt waits_of",

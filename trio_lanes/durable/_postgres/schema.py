@@ -29,7 +29,7 @@ from .._options.names import LONGEST_NAME
 from .._sql.schema import KEYED, TABLES
 from .._sql.statements import hashed, of_postgres
 from .._wire.codec import decode
-from .batch import FUNCTIONS
+from .batch import FUNCTIONS, TABLE_LOCK
 
 logger: Final = logging.getLogger("trio_lanes.durable")
 
@@ -366,8 +366,10 @@ def prepare(
             "longest": sql.Literal(LONGEST_NAME),
         }
         if version:
-            # no instance of schema 3 or 4 is in a transaction; later ones take the lock of `batch`
+            # no instance commits: one of schema 3 or 4 locks the row, a later one takes the lock
             connection.execute("SELECT FROM meta FOR UPDATE")
+            channel = channel_of(namespace)
+            connection.execute(f"SELECT pg_advisory_xact_lock{TABLE_LOCK}", (channel,))
             living = _living(connection)
             if living or not works:
                 what = f"{name}: the store in the schema {namespace!r}"
