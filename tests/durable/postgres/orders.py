@@ -3,7 +3,8 @@
 An `Explorer` plays a `Story` again and again on the tests' server, each time in another order,
 until no order is left. Each instance is a thread that stands still before each trip; one goes on
 at a time. What it does is the code of the library from `ActThread._do` on: the thread of a store
-and its connections alone are left out. Notices come at once or never.
+and its connections alone are left out. Notices come at once, later or never. Most stories bound how
+often an instance that could go on waits for others (`Story.switches`).
 
 At a commit a fault may happen: the answer is lost; or all is lost; or its copy arrives at any
 later moment; or the instance dies before it or after it. Time may pass, so that leases end, and the
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, ClassVar
+from typing import Any, Literal
 from unittest import mock
 
 import attrs
@@ -126,7 +127,7 @@ class Story:
       kinds: which faults.
       time: how often two thirds of a lease pass at some moment.
       back: whether the server goes back at some moment to what it had in the beginning.
-      hints: whether notices come, at once.
+      notices: when they come.
       switches: how often an instance that could go on waits for others at most.
       lock: after how many batches that came late an instance takes the lock.
     """
@@ -138,7 +139,7 @@ class Story:
     kinds: Sequence[str] = FAULTS
     time: int = 0
     back: bool = False
-    hints: bool = False
+    notices: Literal["never", "at once", "later"] = "never"
     lock: int = 2
     switches: float = math.inf
 
@@ -214,7 +215,7 @@ class Wire:
             explorer.observe(self._instance, self._instance.sealed)
         if self._notices:
             self._notices = False
-            explorer.hint(self._instance)
+            explorer.notify(self._instance)
         after, self._after = self._after, None
         if after is not None:
             self._instance.dying = isinstance(after, Dead)
@@ -463,8 +464,6 @@ class Explorer:
       compare: compares the cache of an instance with the tables.
     """
 
-    lease: ClassVar[float] = LEASE
-
     def __init__(
         self,
         dsn: str,
@@ -568,6 +567,7 @@ class Explorer:
         self.owner: Instance | None = None  # who has the lock
         self.copies: list[tuple[Instance, Any, Any, Sequence[HandedAct[Any]]]] = []
         self.gone_back = False
+        self._notified: list[Instance] = []  # whom notices are under way to
         self.times = 0  # how often time has passed
         self._leases: dict[str, float] = {}  # {instance: until when}
         self.told: dict[int, str] = {}  # {id: the label of its job}
@@ -642,11 +642,12 @@ class Explorer:
                 else:
                     self._happen(who)
                 self._tell()
-                was, last = last, who if isinstance(who, Instance) else None
-                was_idle = idle
-                idle = (
-                    last is not None and what not in FAULTS and before == (self._newest, self.owner)
-                )
+                was, was_idle = last, idle
+                idle = before == (self._newest, self.owner) and what not in FAULTS
+                if isinstance(who, Instance):
+                    last = who
+                else:
+                    idle = False
                 is_bound = switches < math.inf
                 if was and last and was_idle and idle and last.place < was.place and not is_bound:
                     return False  # two trips that change nothing: it is the other order of the two
@@ -686,6 +687,8 @@ class Explorer:
         if self.copies and self.owner is None:
             options.append(("copy", "arrives"))
         if free:
+            if self._notified:
+                options.append(("notices", "come"))
             if self.times < self.story.time:
                 options.append(("time", "passes"))
             if self.story.back and not self.gone_back and self.owner is None:
@@ -697,6 +700,9 @@ class Explorer:
             instance, statement, values, acts = self.copies.pop(0)
             self._observer.execute(statement, values)
             self.observe(instance, acts)
+        elif what == "notices":
+            while self._notified:
+                self._notified.pop().tables.hint(lock=False)
         elif what == "time":
             self.times += 1
             self.time += LEASE * 2 / 3
@@ -710,12 +716,12 @@ class Explorer:
             self._look_at_newest()
             self._leases = self._next_leases
 
-    def hint(self, sender: Instance) -> None:
-        """Let the other instances know that one has written, if notices come."""
-        if self.story.hints and self.playing:
-            for other in self.instances:
-                if other is not sender:
-                    other.tables.hint(lock=False)
+    def notify(self, sender: Instance) -> None:
+        """Let the other instances know that one has written, now or later, if notices come."""
+        if self.story.notices != "never" and self.playing:
+            self._notified += [other for other in self.instances if other is not sender]
+            if self.story.notices == "at once":
+                self._happen("notices")
 
     # ---- promises
 
@@ -838,8 +844,7 @@ class Explorer:
                 if runs != one.runs:
                     self.note(f"{one.id} runs {one.runs}, and it should {runs}")
         self._look_at_caches(alive)
-        self._check()
-        if self.story.time or len(alive) < len(self.instances):
+        if self._check() and (self.story.time or len(alive) < len(self.instances)):
             self._drain()
 
     def _look_at_caches(self, alive: Sequence[Instance]) -> None:
@@ -864,10 +869,11 @@ class Explorer:
         if left:
             self.note(f"what nobody runs is left: {left}")
 
-    def _check(self) -> None:
+    def _check(self) -> bool:
+        """Let the store check itself, unless it has had the same tables; return whether it was."""
         state = self._observer.execute(STATE).fetchone()
         if state in self._checked:
-            return
+            return False
         self._checked.add(state)
         tables: Any = self.instances[0].tables
         tables.rollback()
@@ -877,3 +883,4 @@ class Explorer:
         if problems:
             self.note(f"{problems}")
         tables.rollback()
+        return True
