@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -27,8 +28,8 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._postgres.batch import TABLE_LOCK
 from trio_lanes.durable._postgres.link import PostgresLink
-from trio_lanes.durable._postgres.listener import Listener
-from trio_lanes.durable._postgres.schema import channel_of
+from trio_lanes.durable._postgres.listener import COMMITTED_WITHIN, Listener
+from trio_lanes.durable._postgres.schema import channel_of, naming
 from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable._rules.engine import MAX_FORGOTTEN
 from trio_lanes.durable._rules.tables import PAUSES
@@ -368,6 +369,30 @@ async def test_jobs_whose_time_is_over_leave_the_store_though_nothing_happens(
             with trio.fail_after(60):
                 while other.execute(count).fetchone() != (0,):  # noqa: ASYNC110
                     await trio.sleep(0.05)
+
+
+async def test_a_look_for_ended_jobs_begins_behind_the_time_at_which_there_was_none(
+    server: Server, namespace: str
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+
+    def listener() -> Listener:
+        link, named = PostgresLink(server.dsn(), 60), naming(namespace)
+        hint, look = Mock(), Mock()
+        return Listener("name", link, named, "channel", "me", hint, look, Mock())
+
+    async with open_durable_lanes(store, {"echo": Echo()}) as lanes:
+        await (await lanes.submit("echo")).wait()
+    one, other = listener(), listener()
+    assert not one._slow_look()[1]
+    ago = f"UPDATE {namespace}.jobs SET due = (SELECT {namespace}.store_time()) - "
+    server.run(f"{ago} {COMMITTED_WITHIN + 60}")
+    assert not one._slow_look()[1]
+    assert other._slow_look()[1]
+    server.run(f"{ago} {COMMITTED_WITHIN / 2}")
+    assert one._slow_look()[1]
+    for each in (one, other):
+        each._link.close()
 
 
 LISTENS = -1

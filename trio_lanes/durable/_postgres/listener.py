@@ -8,6 +8,7 @@ that have ended for tasks that wait for them. It is a hint. Every few seconds th
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -26,6 +27,8 @@ LOOKS_EVERY: Final = (2.0, 5.0)
 """Between which numbers of seconds a slow look follows the one before."""
 REGISTERED_FOR: Final = 60.0
 """Seconds for which other instances send notices to a listener that does not look any more."""
+COMMITTED_WITHIN: Final = 60.0
+"""Seconds for which a commit is awaited that ends a job which is over at once."""
 RECONNECT_AFTER: Final = 1.0
 """Seconds, at most, until a lost connection is made again."""
 
@@ -69,6 +72,8 @@ class Listener:
         self._look: Final = look
         self._wake_waiters: Final = wake_waiters
         self._seen: tuple[int, bool] | None = None  # as `_slow_look` gave it
+        # no ended job is over at this time or before: an old snapshot keeps their index entries
+        self._none_over_until = -math.inf
         self._texts: Final[list[str]] = []
 
     async def listen(self) -> None:
@@ -99,6 +104,7 @@ class Listener:
         connection = self._link.connected()
         connection.add_notify_handler(lambda notice: self._texts.append(notice.payload))
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+        self._none_over_until = -math.inf  # the server may have gone back to older data
         self._seen = self._slow_look()
         # wait for a commit that began before the registration: it sends no notice to this one
         connection.execute(f"SELECT pg_advisory_xact_lock_shared{TABLE_LOCK}", (self._channel,))
@@ -117,15 +123,17 @@ class Listener:
                 " WHERE listeners.until < excluded.until - %s),"
                 " gone AS (DELETE FROM main.listeners WHERE until < main.server_time())"
                 " SELECT (SELECT notices FROM main.deltas ORDER BY batch DESC LIMIT 1),"
-                " EXISTS (SELECT FROM main.submissions) OR EXISTS ("
-                "SELECT FROM main.jobs"
+                " EXISTS (SELECT FROM main.submissions), EXISTS (SELECT FROM main.jobs"
                 " WHERE state IN ('succeeded', 'failed', 'cancelled', 'expired')"
-                " AND due <= (SELECT main.store_time()))"
+                " AND due > %s AND due <= (SELECT main.store_time())), main.store_time()"
             ),
-            (self._me, REGISTERED_FOR, REGISTERED_FOR / 3),
+            (self._me, REGISTERED_FOR, REGISTERED_FOR / 3, self._none_over_until),
         ).fetchone()
         assert row is not None
-        return row[0], row[1]
+        notices, is_submitted, is_over, now = row
+        if not is_over:
+            self._none_over_until = now - COMMITTED_WITHIN
+        return notices, is_submitted or is_over
 
     async def _notices(self) -> None:
         while True:
