@@ -117,7 +117,6 @@ def exploring(server: Server, namespace: str, story: Story) -> Iterator[Explorer
         (0, "never"),
         pytest.param(1, "never", marks=pytest.mark.thorough),
         pytest.param(1, "at once", marks=pytest.mark.thorough),
-        pytest.param(0, "later", marks=pytest.mark.thorough),
     ],
 )
 def test_in_every_order_of_trips_and_faults_a_story_keeps_all_promises(
