@@ -24,7 +24,7 @@ from trio_lanes.durable import (
     open_durable_lanes,
 )
 from trio_lanes.durable._postgres.link import PostgresLink
-from trio_lanes.durable._postgres.tables import PostgresTables
+from trio_lanes.durable._postgres.tables import _PUT_BATCH, PostgresTables
 from trio_lanes.durable.acts.inspection import AllStatistics, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.logs import WriteLog
@@ -433,3 +433,35 @@ async def test_a_claim_that_has_joined_a_transaction_that_fails_is_made_in_one_o
         (id,), step = await at_once(enqueue, store.step(1, [], 9))
         assert [claim.id for claim in step.claims] == [id]
         assert failures == []
+
+
+async def test_what_is_told_after_a_lost_commit_takes_its_place_though_nothing_has_changed(
+    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_way: list[Any] = []
+
+    def lose(tables: PostgresTables, values: Any, notice: str | None) -> list[Any]:
+        on_the_way.extend(values)
+        tables._connection.close()
+        raise psycopg.OperationalError("the connection was lost")
+
+    newest = f"SELECT max(batch) FROM {namespace}.deltas"
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening(worker=False)):  # a worker writes to each new session
+        await store.do(Enqueue([SubmittedJob(name="a")]), "t1")
+        with monkeypatch.context() as patched:
+            patched.setattr(PostgresTables, "_send_free", lose)
+            with pytest.raises(StoreUnavailableError) as caught:
+                await store.do(Enqueue([SubmittedJob(name="a")]), "t2")
+        assert caught.value.unknown
+        ((before,),) = server.run(newest)
+        store.instance = "gone"  # so its step changes nothing
+        assert (await store.step(1, [], 9)).claims == ()
+        assert server.run(newest) == [(before + 1,)]
+        with psycopg.connect(server.dsn(), autocommit=True) as late:
+            statement = store._named(_PUT_BATCH)
+            ((what, *_), *_) = late.execute(statement, on_the_way).fetchall()
+        assert what == "late"
+        await store.step(2, [], 9)
+        assert server.run(newest) == [(before + 1,)]  # nothing is on the way any more
+        assert (await store.look(AllStatistics())).waiting == 1

@@ -248,6 +248,8 @@ class PostgresTables(Image, Transactions):
         self._look_up = 0  # for how many batches nothing is guessed
         self._is_behind = False  # whether a notice said so
         self._in_snapshot = False  # whether the next question is asked in a transaction
+        # whether a commit may come yet of which nobody knows: the next batch takes its place
+        self._is_unsure = False
         # how this batch is done
         self._writes = False  # whether its acts may change something
         self._looked = False  # whether its cache was compared with the newest batch
@@ -348,6 +350,7 @@ class PostgresTables(Image, Transactions):
         lost = is_of_connection(error)
         # the caller asks again, and the ticket or the number of the step decides
         unknown = self._committing and lost
+        self._is_unsure |= unknown
         with suppress(psycopg.Error):
             self.rollback()
         if self._connection.closed:
@@ -634,7 +637,8 @@ class PostgresTables(Image, Transactions):
           TryAgainError: if another instance has committed before, or a guess was wrong.
         """
         forget, moved = self._forget_before, self._moved
-        if self.writes == self._writes_before and forget is None:
+        is_empty = self.writes == self._writes_before and forget is None
+        if is_empty and not (self._is_unsure and self._writes):
             self._end_unchanged()
             return moved
         look = look or moved
@@ -642,6 +646,7 @@ class PostgresTables(Image, Transactions):
         notice = _notice(self._me, look, [id for id, _ in news]) if noticed else None
         began = self._here()
         row = self._send_batch(int(noticed), notice, forget)
+        self._is_unsure = False
         head = self._head = Head(*row[1:7])
         server, others, forgotten = row[8:]
         self._note_time(server, began)
