@@ -227,10 +227,11 @@ async def test_what_another_instance_has_started_counts_for_the_rate_of_a_lane(
 ) -> None:
     rated = LaneLimit(9, rates=(RateLimit(4, per=3600.0, algorithm="sliding"),))
     async with opened(server, namespace, 2, rated=rated) as (one, two):
-        await enqueue(one, *[job("rated") for _ in range(9)])
+        id, *_ = await enqueue(one, *[job("rated") for _ in range(9)])
         assert len((await one.step(1, [], 1)).claims) == 1
         caught_up.clear()
         assert len((await two.step(1, [], 2)).claims) == 2
+        await one.look(StatusOf(id))  # so it hears of the starts before it charges its own
         assert len((await one.step(2, [], 9)).claims) == 1
         assert len((await two.step(2, [], 9)).claims) == 0
         more = LaneLimit(9, rates=(RateLimit(5, per=3600.0, algorithm="sliding"),))
