@@ -18,8 +18,7 @@ commits.
   its late copy writes nothing.
 
 The server may take a table for empty that has grown since, and would read all of it. So each row
-is looked up by itself, by an index: by LATERAL with a LIMIT, by an
-array, or in a loop.
+is looked up by itself, by an index: by LATERAL with a LIMIT, by an array, or in a loop.
 
 No row is rewritten by each batch. What the newest batch has to say (`deltas`) is read from the end
 of an index. The numbers of jobs are differences (`counts`), which are summed up in each
