@@ -17,6 +17,7 @@ from trio_lanes.durable import (
     RetryPolicy,
     open_durable_lanes,
 )
+from trio_lanes.durable._postgres.tables import PostgresTables
 
 from .server import Server
 
@@ -275,3 +276,29 @@ async def test_very_many_submissions_are_taken_in_in_portions_without_a_pause(
         with trio.fail_after(60):
             await all_done.wait()
     assert sorted(done) == [*range(number)]
+
+
+async def test_a_submission_is_taken_in_though_the_first_try_to_get_the_lock_was_in_vain(
+    server: Server,
+    namespace: str,
+    connection: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._postgres.listener.LOOKS_EVERY", (3600.0, 3600.0))
+    missed, refusals = PostgresTables._missed, [1]
+
+    def refused_once(tables: PostgresTables, *, lock: bool) -> Any:
+        if lock and refusals:
+            refusals.pop()
+            raise psycopg.errors.LockNotAvailable
+        return missed(tables, lock=lock)
+
+    connection.execute("SELECT submit('a')")
+    connection.commit()
+    async with open_durable_lanes(
+        PostgresStore(server.dsn(), namespace=namespace), {}, worker=False
+    ) as lanes:
+        monkeypatch.setattr(PostgresTables, "_missed", refused_once)
+        await lanes.submit("b")
+        assert [job.name for job in await lanes.jobs()] == ["a", "b"]
+    assert refusals == []

@@ -59,6 +59,19 @@ _CHANGED: Final = ",\n        ".join(
     f"{column} = CASE WHEN r ? '{column}' THEN {_typed(column)} ELSE jobs.{column} END"
     for column in COLUMNS[1:]
 )
+_ANSWER: Final = """
+    what text,                  -- put; late: the batches from `known` on; wrong: the guess
+    batch bigint,
+    id text,
+    sequence bigint,
+    clock double precision,
+    ahead double precision,
+    notices bigint,
+    data text,
+    now double precision,       -- of the server
+    others bigint,              -- how many others listen
+    forgotten bigint
+"""
 _ITEMS: Final = "FROM jsonb_array_elements(made -> '{}') AS r"
 
 FUNCTIONS: Final = f"""
@@ -137,18 +150,7 @@ CREATE FUNCTION missed(
     me text,                    -- this instance among the listeners
     lock_of integer             -- the lock to take before; NULL: none
 ) RETURNS TABLE (
-    what text,                  -- see `put_batch`
-    batch bigint,
-    id text,
-    sequence bigint,
-    clock double precision,
-    ahead double precision,
-    notices bigint,
-    data text,
-    now double precision,       -- of the server
-    others bigint,              -- how many others listen
-    forgotten bigint
-) LANGUAGE plpgsql SET search_path = {{schema}}, pg_temp AS $$
+{_ANSWER}) LANGUAGE plpgsql SET search_path = {{schema}}, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     newest bigint;
@@ -181,18 +183,7 @@ CREATE FUNCTION put_batch(
     lock_of integer,            -- the first number of the lock; see `TABLE_LOCK`
     held boolean                -- whether a transaction that has written holds the lock
 ) RETURNS TABLE (
-    what text,                  -- put; late: the batches from `known` on; wrong: the guess
-    batch bigint,
-    id text,
-    sequence bigint,
-    clock double precision,
-    ahead double precision,
-    notices bigint,
-    data text,
-    now double precision,       -- of the server
-    others bigint,              -- how many others listen
-    forgotten bigint
-) LANGUAGE plpgsql SET search_path = {{schema}}, pg_temp AS $$
+{_ANSWER}) LANGUAGE plpgsql SET search_path = {{schema}}, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     newest deltas;

@@ -430,6 +430,9 @@ class PostgresTables(Image, Transactions):
         if not write:
             return self._begin_here(lookups, tickets, write=False, take_in=False)
         self.has_lock = True
+        take_in = take_in and self._locks
+        if take_in:
+            self._locks = False  # before it is read, since a notice may come meanwhile
         return self._patiently(
             lambda: self._begin_here(lookups, tickets, write=True, take_in=take_in)
         )
@@ -529,15 +532,12 @@ class PostgresTables(Image, Transactions):
         execute, began = self._execute, self._here()
         before = self._version
         self._is_behind = False
-        takes_in = take_in and self._locks
-        if takes_in:
-            self._locks = False
         asked, given = self._wanted(lookups, tickets, fresh=False), None
         guesses = write and not asked.ids and not self._look_up
         with self._connection.pipeline():
             execute("BEGIN" if write else _SNAPSHOT)
             behind = self._missed(lock=write)
-            if takes_in:
+            if take_in:
                 given = execute(_TAKE_IN, (MAX_TAKEN_IN,))
             if self._version is not None and not guesses:
                 self._ask(asked)
@@ -734,8 +734,7 @@ class PostgresTables(Image, Transactions):
                     self._notify(notice)
         except psycopg.Error as error:
             if error.sqlstate == WRONG:
-                self._look_up = LOOKED_UP_AFTER
-                raise NeedsLockError from None
+                return [("wrong",)]
             raise
         return put.fetchall()
 
@@ -755,6 +754,7 @@ class PostgresTables(Image, Transactions):
 
     def rollback(self) -> None:
         """Undo the transaction."""
+        self._locks = True  # what it has taken in is not
         self._free = False
         self._made = None
         self._forget()

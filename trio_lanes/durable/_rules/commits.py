@@ -16,12 +16,10 @@ class Commits:
 
     Attributes:
       made: how many there were.
-      late: how often one came late, and was done again.
     """
 
     def __init__(self) -> None:
         self.made = 0
-        self.late = 0
         self._longest: dict[int, float] = {}  # {minute of the monotonic clock: the longest wait}
 
     def waited(self, seconds: float) -> None:
@@ -35,6 +33,4 @@ class Commits:
         """Return the counts, and the longest wait of this minute and the one before."""
         minute, longest = int(monotonic() // MINUTE), self._longest
         waits = (wait for at, wait in longest.items() if at >= minute - 1)
-        return StoreActivity(
-            commits=self.made, late=self.late, longest_wait=max(waits, default=0.0)
-        )
+        return StoreActivity(commits=self.made, longest_wait=max(waits, default=0.0))
