@@ -711,6 +711,74 @@ async def test_a_page_that_lost_its_server_connects_again() -> None:
     await browse(drive, main=1)
 
 
+CUT = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+"""An answer whose server ends in the body."""
+WORDS = b"HTTP/1.1 500 No\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n\r\nbroken"
+"""An answer that is not JSON."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        pytest.param(CUT, "the server cannot be reached", id="cut"),
+        pytest.param(WORDS, "the server has failed with status 500", id="words"),
+    ],
+)
+async def test_an_answer_that_is_cut_or_is_not_json_is_no_error_in_the_page(
+    answer: bytes, said: str
+) -> None:
+    async def answers(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(answer)
+
+    def drive(port: int, stage: Stage) -> None:
+        page = stage.open(operates=True)
+        stage.disturbed = True
+
+        def breaks(path: str) -> Any:
+            """Answer so from now on, and until the page has been answered."""
+            asked, other = re.compile(rf"/{path}(\?|/\d+$|$)"), f"http://127.0.0.1:{port}/{path}"
+            page.route(asked, lambda route: route.continue_(url=other))
+            event = "requestfailed" if answer == CUT else "requestfinished"
+            return page.expect_event(event, lambda request: bool(request.url == other))
+
+        for path in ("hour", "durable"):  # which the page asks for by itself
+            with breaks(path):
+                pass
+        with breaks("job"):
+            page.evaluate("location.hash = 'job=1'")
+        with breaks("replay"):
+            page.locator("lanes-replay").get_by_label("Limit").fill("4")
+        expect(page.locator("lanes-replay")).to_contain_text(said)
+        row = page.locator("lanes-table tbody tr").filter(has_text="main")
+        row.locator("summary").click()
+        with breaks("act"):
+            row.get_by_role("button", name="Pause").click()
+        expect(page.locator(".toast")).to_contain_text(said)
+        with breaks("history"):
+            page.reload()
+        expect(page.locator("#link")).to_have_text("live")
+        with breaks("access"):
+            page.reload()
+        expect(page.locator("#link")).to_have_text("reconnecting")
+        page.unroute_all()
+        expect(page.locator("#link")).to_have_text("live")
+        assert stage.troubles == []
+
+    with trio.fail_after(PATIENCE):
+        async with (
+            open_durable_lanes(MemoryStore(), {}, {"main": 1}) as lanes,
+            trio.open_nursery() as nursery,
+        ):
+            serve = partial(trio.serve_tcp, answers, 0, host="127.0.0.1")
+            (listener,) = await nursery.start(serve)
+            port = listener.socket.getsockname()[1]
+            assert lanes.local is not None
+            await browse_over(partial(drive, port), lanes.local, lanes)
+            nursery.cancel_scope.cancel()
+
+
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1440, "height": 900}},
     "dark": {"color_scheme": "dark", "viewport": {"width": 1440, "height": 900}},

@@ -1,6 +1,6 @@
 // The last hour, also while no page was open: a strip for each number, and all that was noticed.
 import { noted } from "./elements.js";
-import { clock, h, seconds, served, svg } from "./tools.js";
+import { ask, clock, h, seconds, svg } from "./tools.js";
 
 /** @typedef {{columns: string[], labels: string[], label: string, walls: number[], samples: number[][], notes: import("./types").Note[]}} Hour */
 const WIDE = 720, HIGH = 30, EVERY = 5;
@@ -27,8 +27,8 @@ class LastHour extends HTMLElement {
   }
 
   async #ask() {
-    const answer = await fetch(served(`hour?lane=${encodeURIComponent(this.#lane.value)}`)).catch(() => null);
-    if (answer?.ok) this.#show(await answer.json());
+    const { ok, said } = await ask(`hour?lane=${encodeURIComponent(this.#lane.value)}`);
+    if (ok) this.#show(said);
   }
 
   /** @param {Hour} hour */

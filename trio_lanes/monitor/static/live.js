@@ -2,7 +2,7 @@
 // frames, gives them to the elements inside of it, and sends their actions.
 import "./elements.js";
 import { Timeline } from "./timeline.js";
-import { detail, h, say, served, tell } from "./tools.js";
+import { ask, detail, h, say, served, tell } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 const PARTS = "lanes-health, lanes-totals, lanes-table, lanes-timeline, lanes-noticed, lanes-sessions, lanes-replay, lanes-story, lanes-hour, lanes-durable";
@@ -40,11 +40,10 @@ class Live extends HTMLElement {
 
   /** Ask for the role, which may have changed, and follow the frames. */
   async #begin() {
-    const answer = await fetch(served("access")).catch(() => null);
-    const access = answer?.ok ? await answer.json().catch(() => null) : null;
-    if (access === null) { this.#again(); return; }
-    this.#token = access.token;
-    this.operates = access.role === "operate";
+    const { ok, said } = await ask("access");
+    if (!ok) { this.#again(); return; }
+    this.#token = said.token;
+    this.operates = said.role === "operate";
     for (const part of this.parts) if ("operates" in part) part.operates = this.operates;
     const source = new EventSource(served("frames"));
     source.onmessage = (event) => this.#show(JSON.parse(event.data));
@@ -70,10 +69,9 @@ class Live extends HTMLElement {
 
   /** The records that this page has missed. @param {number} after */
   async #catchUp(after) {
-    const answer = await fetch(served(`history?after=${after}`)).catch(() => null);
-    if (!answer?.ok) return;
-    const { ended } = await answer.json();
-    for (const part of this.parts) if (part instanceof Timeline) part.ended = ended;
+    const { ok, said } = await ask(`history?after=${after}`);
+    if (!ok) return;
+    for (const part of this.parts) if (part instanceof Timeline) part.ended = said.ended;
   }
 
   /** @param {boolean} frozen */
@@ -87,9 +85,8 @@ class Live extends HTMLElement {
   async act(action) {
     const { ask: question, ...wanted } = action;
     if (typeof question === "string" && !await this.#confirmed(question)) return;
-    const answer = await fetch(served("act"), { method: "POST", body: JSON.stringify(wanted),
-      headers: { "Content-Type": "application/json", "X-Lanes-Token": this.#token } }).catch(() => null);
-    const said = answer === null ? { error: "the server cannot be reached: look again when the page is live" } : await answer.json().catch(() => ({ error: `the server has failed with status ${answer.status}: look into its log` }));
+    const { said } = await ask("act", { method: "POST", body: JSON.stringify(wanted),
+      headers: { "Content-Type": "application/json", "X-Lanes-Token": this.#token } });
     this.#toast(said.error ?? said.text, said.error !== undefined, said.undo, said.seconds);
     tell(this, "lanes-acted", wanted);
   }

@@ -5,7 +5,7 @@ import "./hour.js";
 import "./replay.js";
 import { Story } from "./story.js";
 import { Timeline } from "./timeline.js";
-import { detail, say, served } from "./tools.js";
+import { ask, detail, say } from "./tools.js";
 
 /** @typedef {import("./types").Frame} Frame */
 
@@ -26,7 +26,7 @@ live.addEventListener("lanes-link", (event) => say(link, detail(event)));
 live.addEventListener("lanes-frame", (event) => {
   const frame = /** @type {Frame} */ (detail(event));
   say(one("#who", HTMLElement), `pid ${frame.pid} · frame ${frame.n}`);
-  if (frame.at - asked >= 1 && FOLLOWED.includes(kind)) void ask();
+  if (frame.at - asked >= 1 && FOLLOWED.includes(kind)) void follow();
 });
 
 // ---- what was chosen has an address, the fragment of the page's: #job=12, #session=ann, #lane=main,
@@ -40,20 +40,19 @@ async function choose(moves = true) {
   timeline.picked = kind === "job" ? Number(key) : null;
   story.last = "";
   if (!kind) story.clear();
-  await ask();
+  await follow();
   if (moves && kind) story.enter();
 }
 
-async function ask() {
+async function follow() {
   asked = now();
   const [what, which] = [kind, key];
   const text = encodeURIComponent(which), ended = ["ended", "error", "name"].includes(what);
   const path = what === "find" ? `find?text=${text}` : what === "ended" ? what : ended ? `ended?${what}=${text}` : what === "stored" ? `durable/${text}` : `${what}/${text}`;
   if (what !== "find" && !FOLLOWED.includes(what)) return;
   if (what === "find") story.clear(`Found: ${which}`, "looking …");
-  const answer = await fetch(served(path)).catch(() => null);
-  const found = answer?.ok ? await answer.json() : null;
-  if (kind !== what || key !== which || answer === null) return;
+  const { ok, status, said } = await ask(path), found = ok ? said : null;
+  if (kind !== what || key !== which || status === 0) return;
   if (what === "job") show(found, Number(which));
   else if (found === null) story.clear(which, "The monitor knows nothing of it.");
   else if (ended) story.ended(what === "ended" ? "What has ended" : `${what === "error" ? "Error" : "Jobs"} ${which}`, found);
@@ -78,7 +77,7 @@ function show(job, id) {
 addEventListener("hashchange", () => void choose());
 void choose(false);
 document.addEventListener("lanes-pick", (event) => { location.hash = `job=${detail(event).id}`; });
-live.addEventListener("lanes-acted", () => { story.last = ""; void ask(); });
+live.addEventListener("lanes-acted", () => { story.last = ""; void follow(); });
 
 // ---- the store of durable lanes
 
@@ -87,9 +86,9 @@ if (one("meta[name=lanes-durable]", HTMLMetaElement).content) {
   store.hidden = false;
   const look = async () => {
     if (document.hidden) return;
-    const answer = await fetch(served("durable")).catch(() => null);
-    if (answer?.ok) store.view = await answer.json();
-    else if (answer) store.failed = `The store cannot be shown, by an error with status ${answer.status}: the log of the application says why.`;
+    const { ok, status, said } = await ask("durable");
+    if (ok) store.view = said;
+    else if (status) store.failed = `The store cannot be shown, by an error with status ${status}: the log of the application says why.`;
   };
   setInterval(() => void look(), 2000);
   void look();

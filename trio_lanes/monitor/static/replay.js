@@ -1,5 +1,5 @@
 // What another limit would have done in the last minutes: a slider, and the waits before and after.
-import { h, say, seconds, served, table } from "./tools.js";
+import { ask, h, say, seconds, table } from "./tools.js";
 
 /** @typedef {{p50: number, p95: number, longest: number, per_second: number}} Waits */
 
@@ -39,8 +39,7 @@ class Replay extends HTMLElement {
   async #ask() {
     const asked = `lane=${encodeURIComponent(this.#lane.value)}&limit=${this.#limit.value}`;
     this.#answer.replaceChildren("replaying …");
-    const answer = await fetch(served(`replay?${asked}`)).catch(() => null);
-    const found = answer === null ? { error: "the server cannot be reached: ask again when the page is live" } : await answer.json();
+    const { said: found } = await ask(`replay?${asked}`);
     if (found.error !== undefined) { this.#answer.replaceChildren(found.error); return; }
     const row = (/** @type {string} */ name, /** @type {Waits} */ waits) => [name, seconds(waits.p50), seconds(waits.p95), seconds(waits.longest), waits.per_second.toFixed(2)];
     const title = `${found.jobs} jobs of ${seconds(found.seconds)}`;

@@ -1,7 +1,21 @@
-// What all modules use: elements made of text only, and numbers in words.
+// What all modules use: questions to the server, elements made of text only, and numbers in words.
 
 /** The address of something that the monitor serves, wherever it is mounted. @param {string} path */
 export const served = (path) => new URL(`../${path}`, import.meta.url);
+
+/**
+ * What the server says, or what is wrong with it; the status is 0 if no whole answer has come.
+ * @param {string} path @param {RequestInit} [options] @returns {Promise<{ok: boolean, status: number, said: any}>}
+ */
+export async function ask(path, options) {
+  let status = 0, error = "the server cannot be reached: look again when the page is live";
+  try {
+    const answer = await fetch(served(path), options), text = await answer.text();
+    status = answer.status;
+    error = `the server has failed with status ${status}: look into its log`;
+    return { ok: answer.ok, status, said: JSON.parse(text) };
+  } catch { return { ok: false, status, said: { error } }; }
+}
 
 /**
  * Make an element. Strings become text, never markup.
