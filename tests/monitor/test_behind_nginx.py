@@ -49,13 +49,15 @@ async def uvicorn(folder: Path, app: str, *options: str) -> AsyncIterator[tuple[
 
 
 @asynccontextmanager
-async def seen_by(folder: Path, location: str) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an nginx with that location."""
+async def seen_by(
+    folder: Path, location: str, path: str = "/"
+) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of an nginx with that location, whose path is ``path``."""
     port = free_port()
     site = f"server {{ listen 127.0.0.1:{port}; {location} }}"
     url = f"http://127.0.0.1:{port}"
     async with nginx(folder, site), httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
-        await until_served(client)
+        await until_served(client, path)
         yield client
 
 
@@ -132,7 +134,7 @@ async def test_under_a_prefix_the_page_and_its_cookie_are_at_the_path_of_the_pro
     async with uvicorn(Path("examples"), "fastapi_app:app", *options) as (program, port):
         key = await key_in_the_log(program)
         location = f"location /ops/ {{ proxy_pass http://127.0.0.1:{port}/; }}"
-        async with seen_by(tmp_path, location) as visitor:
+        async with seen_by(tmp_path, location, "/ops/") as visitor:
             assert (await visitor.get("/ops/lanes/access")).status_code == 401
             opened = await visitor.get(f"/ops/lanes/?key={key}")
             assert opened.headers["location"] == "/ops/lanes/"

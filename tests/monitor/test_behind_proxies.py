@@ -79,6 +79,11 @@ class Site(NamedTuple):
     def visitor(self, **cookies: str) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(verify=self.trusted, timeout=PATIENCE, cookies=cookies)
 
+    async def until_served(self) -> None:
+        """Wait for the proxy and for what serves the pages."""
+        async with self.visitor() as visitor:
+            await until_served(visitor, self.url("/"))
+
     @property
     def pages(self) -> dict[str, str]:
         """The path of the cookie of each page of the docs, by its address."""
@@ -109,10 +114,7 @@ async def behind(proxy: str, configuration: str, folder: Path) -> AsyncIterator[
             trusted = await stack.enter_async_context(caddy(folder, configuration, ports["443"]))
         while not trusted.exists():  # noqa: ASYNC110
             await trio.sleep(0.01)
-        site = Site(ports, ssl.create_default_context(cafile=trusted))
-        async with site.visitor() as visitor:
-            await until_served(visitor, site.url("/"))
-        yield site
+        yield Site(ports, ssl.create_default_context(cafile=trusted))
 
 
 @asynccontextmanager
@@ -129,6 +131,7 @@ async def pages_behind(
         ):
             _, _, *upstreams = site.ports.values()
             await nursery.start(partial(serve_pages, lanes, tuple(upstreams), **options))
+            await site.until_served()
             yield lanes, site
             nursery.cancel_scope.cancel()
 
@@ -254,6 +257,7 @@ async def test_behind_the_defaults_a_page_without_hosts_is_shut_or_can_be_read(
             url = site.url("/")
             port = site.ports["8000"]
             await nursery.start(partial(serve_monitor, lanes, port=port, key="a-key"))
+            await site.until_served()
             answers = [(await visitor.get(url + path)) for path in PATHS]
             opened = await visitor.get(f"{url}?key=a-key")
             if proxy == "Caddy":  # it sends the Host that the browser names

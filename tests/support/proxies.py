@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,12 @@ def free_port() -> int:
 
 
 async def until_served(client: httpx2.AsyncClient, url: str = "/") -> None:
-    """Wait until a proxy answers, whatever it says."""
+    """Wait until a proxy answers, and so does what ``url`` is of: whatever that says but 502."""
     while True:
-        try:
-            await client.get(url)
-        except httpx2.TransportError:
-            await trio.sleep(0.01)
-        else:
-            return
+        with suppress(httpx2.TransportError):
+            if (await client.get(url)).status_code != httpx2.codes.BAD_GATEWAY:
+                return
+        await trio.sleep(0.01)
 
 
 @asynccontextmanager
