@@ -99,11 +99,17 @@ class Person:
         except TooLongError:
             text = page.evaluate(SEEN, [[], []])
             wrong = [one for one in words if one not in text], [one for one in gone if one in text]
-            pytest.fail(f"a {size} misses, and has in vain, {wrong}: {text}")
+            troubles = self._heard()
+            pytest.fail(f"a {size} misses, and has in vain, {wrong}; {troubles}: {text}")
         if SHOTS:
             page.screenshot(path=Path(SHOTS) / f"{shot}-{size}.png")
         assert page.evaluate(OVERFLOW) <= 0
-        assert self._troubles == []
+        assert self._heard() == []
+
+    def _heard(self) -> list[str]:
+        """Return the errors of the page, each once: the next test has none of them."""
+        heard, self._troubles = self._troubles, []
+        return heard
 
     def close(self) -> None:
         self._thread.submit(self._browser.close).result()
