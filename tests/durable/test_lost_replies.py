@@ -10,10 +10,12 @@ import trio
 from trio.testing import MockClock
 
 from tests.durable.conformance.bench import Played, opening
+from trio_lanes import JobCancelledError
 from trio_lanes.durable import (
     MemoryStore,
     StoreUnavailableError,
     SubmittedJob,
+    current_job,
     open_durable_lanes,
 )
 from trio_lanes.durable._rules.answers import RemembersAnswers
@@ -278,3 +280,38 @@ def test_answers_and_steps_of_an_undone_transaction_are_forgotten() -> None:
     assert answers.answer("kept", 0.0) == (1,)
     assert answers.answer("undone", 0.0) is None
     assert (answers.last_step("me"), answers.last_step("you")) == (first, None)
+
+
+@pytest.mark.parametrize("name", ["receive", "served"])
+async def test_a_run_that_waits_after_an_answer_was_lost_ends_when_it_is_cancelled(
+    name: str, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    waits, asked = getattr(MemoryStore, name), list[float]()
+
+    async def once_lost(*args: Any) -> Any:
+        asked.append(trio.current_time())
+        if len(asked) == 1:
+            await trio.lowlevel.checkpoint()
+            error = StoreUnavailableError("the answer was lost")
+            error.unknown = True
+            raise error
+        return await waits(*args)
+
+    async def wait(payload: Any) -> None:
+        run = current_job()
+        assert run is not None
+        if name == "receive":
+            async for _ in run.messages():
+                raise AssertionError
+        async with lanes.lock("k"):
+            raise AssertionError
+
+    monkeypatch.setattr(MemoryStore, name, once_lost)
+    async with open_durable_lanes(MemoryStore(), {"wait": wait}) as lanes, lanes.lock("k"):
+        job = await lanes.submit("wait")
+        await trio.sleep(5)
+        assert len(asked) == 2
+        await lanes.cancel(job.id)
+        with pytest.raises(JobCancelledError):
+            await job.wait()
+        assert trio.current_time() < 6

@@ -176,7 +176,8 @@ class LockRequests:
             used = False
             try:
                 if served is None:
-                    served = await asked(self._store, partial(self._store.served, request))
+                    look = partial(self._store.served, request)
+                    served = await asked(self._store, look, waits=True)
                 # what was taken at once is no request, and the end of the lease changes nothing
                 used = not request or term == self._worker.term
             finally:

@@ -247,7 +247,7 @@ class DurableRun:
         self._receiving = True
         try:
             receive = partial(self._store_in_trio.receive, self.id, self.fence, self._received)
-            found = await self._insist(receive)
+            found = await self._insist(receive, waits=True)
         finally:
             self._receiving = False
         if found is None:
@@ -337,8 +337,10 @@ class DurableRun:
         """Have the store do an act of this run."""
         return self._insist(partial(self._store_in_trio.do, act, new_ticket()))
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _insist(self, call: Callable[[], Awaitable[T]], waits: bool = False) -> T:
         """Make a call of the store, again while the store is away, until it has an answer.
+
+        ``waits`` is of a call that waits for others, and may be left at any time.
 
         A run may not fail because its store is away: that has nothing to do with its job. Without
         the lease the run is not the job's any more, and with the drain it is given back; the next
@@ -351,7 +353,7 @@ class DurableRun:
                 with trio.CancelScope(shield=unknown):
                     return await call()
             except StoreUnavailableError as error:
-                unknown = unknown or error.unknown
+                unknown = unknown or (error.unknown and not waits)
             if term != self._worker.term:
                 await self._lost()
             with trio.CancelScope(shield=unknown):
@@ -391,12 +393,15 @@ def current_job() -> DurableRun | None:
     return run if isinstance(run, DurableRun) else None
 
 
-async def asked(store: Store, call: Callable[[], Awaitable[T]]) -> T:
-    """Make a call of a store: once, or inside of a run of that store as the run's own calls."""
+async def asked(store: Store, call: Callable[[], Awaitable[T]], waits: bool = False) -> T:
+    """Make a call of a store: once, or inside of a run of that store as the run's own calls.
+
+    ``waits`` is of a call that waits for others, and may be left at any time.
+    """
     run = current_job()
     if run is None or run._store is not store:
         return await call()
-    return await run._insist(call)
+    return await run._insist(call, waits)
 
 
 async def _has_regained(store: Store, regain: RegainSlot) -> bool | None:
