@@ -38,6 +38,7 @@ from trio_lanes.durable import (
     JobTakenError,
     ResultGoneError,
     StoreError,
+    StoreUnavailableError,
 )
 
 from ..gateway.asks import Ask, Elsewhere, Pending
@@ -115,11 +116,7 @@ class SharedBacklog(Backlog, Elsewhere):
             "job": f"{ask.answer.id}~{secrets.token_hex(4)}",
         }
         log = await self._create(ask, key, **more)
-        try:
-            job = await self._give(ask, more)
-        except BaseException:
-            log.delete()
-            raise
+        job = await self._give(ask, more)
         answer = self._follow(answer_of(log.read()))
         with suppress(StoreError):  # it is accepted
             queue = await self.durable.queue(more["session"], CAP + 2)
@@ -127,12 +124,26 @@ class SharedBacklog(Backlog, Elsewhere):
         return answer
 
     async def _give(self, ask: Ask, request: Json) -> int:
-        """Give a request its place in its session, or to the turn that waits; return the job."""
-        if request["wait"] is None:
-            job = await self._post(ask, request)
-        else:
-            job = await self._bring(ask, request["wait"])
-        EventLog(self._folder, ask.answer.id).note(job)
+        """Give a request its place in its session, or to the turn that waits; return the job.
+
+        A store that is away may have taken the request, so it is asked until it answers. Only that
+        answer deletes the file, without which the request cannot be given again.
+        """
+        log = EventLog(self._folder, ask.answer.id)
+        while True:
+            try:
+                if request["wait"] is None:
+                    job = await self._post(ask, request)
+                else:
+                    job = await self._bring(ask, request["wait"])
+                break
+            except StoreUnavailableError as error:
+                logger.warning("%s is not accepted yet: %s", ask.answer.id, error)
+                await trio.sleep(ROOM_SECONDS)
+            except (Refused, LaneFullError):
+                log.delete()
+                raise
+        log.note(job)
         return job
 
     async def _post(self, ask: Ask, request: Json) -> int:
@@ -157,6 +168,8 @@ class SharedBacklog(Backlog, Elsewhere):
             raise BadInputError(str(error)) from None
         job, id = int(wait["job"]), ask.answer.id
         while not await self.durable.send(job, {"outputs": id}, key=id):
+            if (taken_by := EventLog(self._folder, id).read().job) is not None:
+                return taken_by  # of a message whose answer was lost
             if await self.open_wait(wait["calls"][0]) is None:
                 raise too_late()
             await trio.sleep(ROOM_SECONDS)  # its process has died; another takes the turn over

@@ -16,7 +16,8 @@ from trio_lanes.agents import JsonlTranscript
 
 from .inside import Gateway, Script, inside
 from .several import several
-from .test_several import TOOL, ask, end, outputs_of, said, text_of
+from .test_once import KEY
+from .test_several import CALL, TOOL, ask, end, outputs_of, said, text_of
 
 WRITES = (
     "acquire", "write_log", "checkpoint", "lend_slot", "regain_slot", "take",
@@ -108,3 +109,85 @@ async def test_a_completion_waits_for_its_place_while_the_store_is_away(
         assert absence.back_at is not None
         assert reply.status == 200, reply.raw
         assert reply.body["choices"][0]["message"]["content"] == "well"
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("seconds", AWAY_SECONDS)
+@pytest.mark.parametrize("key", [{}, KEY])
+async def test_outputs_that_a_store_has_not_answered_are_neither_lost_nor_taken_twice(
+    key: dict[str, str], seconds: float, unknown: bool, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    absence = Absence("send", seconds, unknown)
+    model = Script([CALL], ["it is sunny"])
+    async with several(model, tmp_path, store=AwayStore.made(absence)) as (one, two):
+        asked = await end(one, await ask(one, "weather", tools=[TOOL]))
+        absence.armed = True
+        body = outputs_of(asked)
+        reply = await two.request("POST", "/v1/responses", body, key)
+        assert reply.status == 200, reply.raw
+        assert text_of(reply.body) == ["it is sunny"]
+        found = await one.request("GET", f"/v1/responses/{reply.body['id']}")
+        assert found.body == reply.body
+        if key:
+            assert (await one.request("POST", "/v1/responses", body, key)).body == reply.body
+    assert len(model.prompts) == 2
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("seconds", AWAY_SECONDS)
+async def test_a_question_that_a_store_has_not_answered_is_asked_once(
+    seconds: float, unknown: bool, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    absence = Absence("enqueue", seconds, unknown)
+    model = Script(["well"])
+    async with several(model, tmp_path, store=AwayStore.made(absence)) as (one, two):
+        absence.armed = True
+        response = await ask(one, "hello")
+        assert text_of(await end(two, response)) == ["well"]
+        assert await said(two) == ["hello", "well"]
+    assert len(model.prompts) == 1
+
+
+@pytest.mark.parametrize("name", ["send", "enqueue"])
+async def test_a_request_goes_on_by_its_key_when_its_process_ends_before_the_store_has_answered(
+    name: str, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    absence = Absence(name, 60.0, unknown=True)
+    model = Script([CALL], ["well"], ["and more"])
+    store = AwayStore.made(absence)
+    async with several(model, tmp_path, store=store, count=3) as processes:
+        asked = await end(processes[0], await ask(processes[0], "weather", tools=[TOOL]))
+        (runs,) = [process for process in processes if process.runs]
+        gone, left = [process for process in processes if process is not runs]
+        body = outputs_of(asked) if name == "send" else {"input": "hello", "conversation": "d"}
+        absence.armed = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gone.request, "POST", "/v1/responses", body, KEY)
+            await trio.sleep(10.0)
+            gone.end()
+            reply = await left.request("POST", "/v1/responses", body, KEY)
+            assert text_of(reply.body) == ["well"]
+            nursery.cancel_scope.cancel()
+    assert len(model.prompts) == 2
+
+
+async def test_outputs_that_others_have_brought_while_a_store_had_no_answer_are_refused(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    absence = Absence("send", 4.0, unknown=False)
+    model, statuses = Script([CALL], ["well"]), list[int]()
+    async with several(model, tmp_path, store=AwayStore.made(absence)) as (one, two):
+        asked = await end(one, await ask(one, "weather", tools=[TOOL]))
+        absence.armed = True
+
+        async def bring(key: dict[str, str]) -> None:
+            reply = await two.request("POST", "/v1/responses", outputs_of(asked), key)
+            statuses.append(reply.status)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bring, KEY)
+            await trio.sleep(4.5)  # the store is back, and is asked again in a moment
+            await bring({})
+        await bring(KEY)  # a refusal frees the key
+        assert len([*(tmp_path / "responses").iterdir()]) == 2
+    assert statuses == [200, 409, 400]
