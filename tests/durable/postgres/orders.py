@@ -48,6 +48,7 @@ from trio_lanes.durable._rules.queues import Queues
 from trio_lanes.durable._sql.act_thread import ActThread, HandedAct
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.locks import Acquire, Release
 from trio_lanes.durable.acts.runs import Compare
 
 LEASE = 30.0
@@ -57,10 +58,13 @@ MOST_TRIPS = 60
 """How many trips an instance makes at most, in one order."""
 FAULTS = ("its answer is lost", "it is lost", "it comes late", "dies before it", "dies after it")
 ROOM = 9
-TABLES = ("jobs", "counts", "settings", "lists", "marks", "answers", "steps", "deltas", "listeners")
+TABLES = (
+    *("jobs", "counts", "settings", "lists", "requests", "marks", "answers", "steps"),
+    *("deltas", "listeners"),
+)
 STATE = "SELECT " + ", ".join(
     f"(SELECT md5(string_agg({name}::text, ' ' ORDER BY {name}::text)) FROM {name})"
-    for name in ("jobs", "counts", "settings")
+    for name in ("jobs", "counts", "settings", "requests")
 )
 LIVE = ("waiting", "parked", "running")
 
@@ -99,6 +103,16 @@ class Beat:
 @attrs.frozen
 class Compared:
     """An instance compares what it runs with what the store has."""
+
+
+@attrs.frozen
+class Lock:
+    """An instance asks for the lock ``k``."""
+
+
+@attrs.frozen
+class Unlock:
+    """An instance ends its oldest request for it."""
 
 
 @attrs.frozen
@@ -263,6 +277,8 @@ class Instance:
         self.sealed: Sequence[HandedAct[Any]] = ()  # the acts of the batch that it commits
         self.dying = self.dead = False
         self.runs: dict[int, int] = {}  # {id: fence}, that it was told of and has not ended
+        # {id: the fence; None: it waited}, of its requests that it was told of and has not ended
+        self.requests: dict[int, float | None] = {}
         self.number = 0
         self._trips = self._ticks = self._claimed_to = 0
         self._fault = ""
@@ -372,13 +388,16 @@ class Instance:
         if isinstance(one, Order):
             self.number += 1
             return one, one.act.apply, f"{me} {self.number}", Lookups(), finished
-        if isinstance(one, Compared):
+        if isinstance(one, (Compared, Lock, Unlock)):
             self.number += 1
             compare = Compare(tuple(self.runs.values()), self._claimed_to, (), 0)
+            ended = next(iter(self.requests), 0)
+            acts = {Compared: compare, Lock: Acquire("k", False), Unlock: Release(ended, True)}
+            of: Any = acts[type(one)]
 
             def apply(engine: Engine) -> Any:
                 engine.caller = me
-                return compare.apply(engine)
+                return of.apply(engine)
 
             return one, apply, f"{me} {self.number}", Lookups(), finished
         if isinstance(one, Beat):
@@ -433,6 +452,11 @@ class Instance:
             if one.key is None and id <= newest:
                 explorer.note(f"{one.label} has the number {id}, and {newest} was told before")
             explorer.newest_told = max(explorer.newest_told, id)
+        elif isinstance(one, Lock) and answer is not None:
+            id, fence = answer
+            self.requests[id] = fence
+        elif isinstance(one, Unlock) and self.requests:
+            del self.requests[min(self.requests)]
         elif isinstance(one, Claim):
             for finish in finished:
                 self.runs.pop(finish.id, None)
@@ -534,7 +558,7 @@ class Explorer:
         assert not self._wrong, self._wrong
         for name in TABLES:
             observer.execute(f"INSERT INTO saved_{name} SELECT * FROM {name}".encode())
-        self._first = [(one.number, one.runs) for one in self.instances]
+        self._first = [(one.number, one.runs, one.requests) for one in self.instances]
         self._first_told = dict(self.told)
         self._first_seen = dict(self._labels), dict(self._jobs), self._newest
 
@@ -578,6 +602,8 @@ class Explorer:
         self.decided: dict[str, Any] = {}  # {ticket: the outcome}
         self._labels: dict[int, str] = {}  # of all jobs that were seen
         self._jobs: dict[int, Any] = {}
+        self._requests: list[Any] = []
+        self._fence = 0.0  # the newest of the lock
         self._newest: Any = None
         self._wrong: list[str] = []
         self._way: list[str] = []
@@ -616,8 +642,9 @@ class Explorer:
         self._new()
         self._observer.execute(f"SELECT {self.namespace}.restore()".encode())
         self._new_instances()
-        for instance, (number, runs) in zip(self.instances, self._first, strict=True):
-            instance.number, instance.runs = number, dict(runs)
+        for instance, (number, *known) in zip(self.instances, self._first, strict=True):
+            instance.number = number
+            instance.runs, instance.requests = map(dict, known)
         self.told = dict(self._first_told)
         self._labels, self._jobs = map(dict, self._first_seen[:2])
         self._look_at_newest()
@@ -747,11 +774,14 @@ class Explorer:
             jobs = self._observer.execute(
                 "SELECT id, state, session, lane, fence, instance, payload FROM jobs ORDER BY id"
             )
+            requests = self._observer.execute(
+                "SELECT id, instance, served FROM requests ORDER BY id"
+            )
             leases = self._observer.execute(
                 "SELECT name, (data::json -> 'v' ->> 4)::float8 FROM settings"
                 " WHERE kind = 'instance'"
             )
-        self._newest = newest.fetchone()
+        self._newest, self._requests = newest.fetchone(), requests.fetchall()
         self._next_leases: dict[str, float] = dict(leases.fetchall())
         return jobs.fetchall()
 
@@ -796,6 +826,7 @@ class Explorer:
             elif row[1] not in LIVE and now != row:
                 self.note(f"the job {id} changed after its end")
         self._look_at_refusals(acts, jobs)
+        self._look_at_requests()
         self._jobs = jobs
         self._leases = self._next_leases
 
@@ -813,6 +844,14 @@ class Explorer:
                     for of in (self._jobs, jobs)
                 ):
                     self.note(f"{act.ticket} was refused, and the lane was not full")
+
+    def _look_at_requests(self) -> None:
+        served = [fence for _, _, fence in self._requests if fence is not None]
+        if self._requests and (len(served) != 1 or self._requests[0][2] is None):
+            self.note(f"not the first one alone has the lock: {self._requests}")
+        elif served and served[0] < self._fence and not self.gone_back:
+            self.note(f"the fence {served[0]} comes after {self._fence}")
+        self._fence = max([self._fence, *served])
 
     def _look_at_end(self) -> None:
         for one in self.instances:
@@ -843,6 +882,10 @@ class Explorer:
                 runs = {id: fence for id, fence in runs.items() if jobs[id][1] == "running"}
                 if runs != one.runs:
                     self.note(f"{one.id} runs {one.runs}, and it should {runs}")
+                asked = {id: fence for id, instance, fence in self._requests if instance == one.id}
+                told = {id: asked.get(id) if f is None else f for id, f in one.requests.items()}
+                if asked != told:
+                    self.note(f"{one.id} was told of the requests {told}, and has {asked}")
         self._look_at_caches(alive)
         if self._check() and (self.story.time or len(alive) < len(self.instances)):
             self._drain()
@@ -868,6 +911,8 @@ class Explorer:
         left = {id: row[1] for id, row in self._jobs.items() if row[1] in LIVE}
         if left:
             self.note(f"what nobody runs is left: {left}")
+        if self._requests:
+            self.note(f"requests of the dead are left: {self._requests}")
 
     def _check(self) -> bool:
         """Let the store check itself, unless it has had the same tables; return whether it was."""

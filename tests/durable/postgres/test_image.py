@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import attrs
 import psycopg
 import pytest
 import trio
@@ -35,7 +36,7 @@ from trio_lanes.durable._rules.counts import Counts
 from trio_lanes.durable._rules.running import Running
 from trio_lanes.durable._sql.list_front import ListFront
 from trio_lanes.durable._sql.rows import COLUMNS
-from trio_lanes.durable._sql.small_tables import SETTINGS
+from trio_lanes.durable._sql.small_tables import SELECT_REQUESTS, SETTINGS
 from trio_lanes.durable._sql.tables import DUE, SPECIAL, SUSPECTED
 from trio_lanes.durable._wire.codec import decode
 from trio_lanes.durable.acts.inspection import AllStatistics, Repair, StatusOf
@@ -89,6 +90,8 @@ def compare_at_rest(tables: Any) -> None:
     for kind, name, data in tables._execute(SETTINGS):
         settings.setdefault(kind, {})[name] = decode(data)
     assert {kind: of for kind, of in tables._settings.items() if of} == settings
+    found = tables._execute(f"{SELECT_REQUESTS}true ORDER BY id")
+    assert [attrs.astuple(one) for one in tables.requests_of(None)] == list(found)
     for meter, marks in tables._marks.items():
         found = tables._execute(
             "SELECT time, starts FROM main.marks WHERE [meter] = :meter ORDER BY number",
@@ -516,7 +519,7 @@ async def test_a_question_is_answered_though_others_commit_between_any_two_of_it
     another = (
         f"INSERT INTO {namespace}.deltas"
         " SELECT batch + 1, 'other' || batch, sequence, clock, ahead, notices,"
-        " '[[], [], [], [], [], [], false]'"
+        " '[[], [], [], [], [], [], [], false]'"
         f" FROM {namespace}.deltas ORDER BY batch DESC LIMIT 1"
     )
     look = PostgresTables._look

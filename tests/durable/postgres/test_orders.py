@@ -18,7 +18,19 @@ from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable.acts.orders import Clear, Configure
 from trio_lanes.durable.acts.runs import Compare
 
-from .orders import Beat, Claim, Compared, Explorer, Job, Order, Sql, Story, Wrong
+from .orders import (
+    Beat,
+    Claim,
+    Compared,
+    Explorer,
+    Job,
+    Lock,
+    Order,
+    Sql,
+    Story,
+    Unlock,
+    Wrong,
+)
 from .server import Server
 from .test_image import compare_at_rest
 
@@ -94,6 +106,21 @@ STORIES = {
     ),
     "jobs of the user's transactions": Story(
         [[[Sql("u1")]], [[Sql("u2")]], [[Beat()], [Beat()], [Beat()]]], switches=2
+    ),
+    "a lock": Story(
+        [[[Lock()], [Unlock()]], [[Lock()], [Unlock()]]],
+        switches=2,
+    ),
+    "a lock, and a lost answer": Story(
+        [[[Unlock()]], [[Lock()], [Unlock()]]], before=[[[Lock()]], []], faults=1, switches=1
+    ),
+    "a holder of a lock that dies": Story(
+        [[[Unlock()]], [[Lock()], [Beat()]]],
+        before=[[[Lock()]], []],
+        faults=1,
+        kinds=("dies before it", "dies after it"),
+        time=2,
+        switches=1,
     ),
     "three instances": Story(
         [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]], [[Claim()]]], switches=1
@@ -262,6 +289,20 @@ def no_settings(tables: Any) -> None:
     tables._settings_before.clear()
 
 
+def no_requests(tables: Any) -> None:
+    tables._requests_before.clear()
+
+
+def requests_not_said(patch: pytest.MonkeyPatch) -> None:
+    text = Changes.text
+
+    def say_less(changes: Changes) -> str | None:
+        changes.requests.clear()
+        return text(changes)
+
+    patch.setattr(Changes, "text", say_less)
+
+
 def no_new_jobs(tables: Any) -> None:
     for id in [id for id, (_, row) in tables._before.items() if row is None]:
         del tables._before[id]
@@ -320,6 +361,8 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
     ),
     "counts that stay after a late batch": ("jobs of a session", undoing(no_counts), None),
     "settings that stay after a late batch": ("another limit", undoing(no_settings), None),
+    "requests that stay after a late batch": ("a lock", undoing(no_requests), None),
+    "deltas without requests": ("a lock", requests_not_said, None),
     "new jobs that stay after a late batch": ("another limit", undoing(no_new_jobs), None),
     "changes that stay after a late batch": ("an end", undoing(no_changed_jobs), None),
     "guessed queues that stay after a wrong guess": ("an end", no_queue_fronts, None),

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_lanes import Coalesce
+from trio_lanes import Coalesce, RateLimit
 from trio_lanes.durable import (
     DurableState,
     Finish,
@@ -27,6 +27,7 @@ from trio_lanes.durable._postgres.link import PostgresLink
 from trio_lanes.durable._postgres.tables import _PUT_BATCH, PostgresTables
 from trio_lanes.durable.acts.inspection import AllStatistics, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.locks import Acquire, Release, Spend
 from trio_lanes.durable.acts.logs import WriteLog
 from trio_lanes.durable.acts.orders import Clear, Configure
 from trio_lanes.durable.acts.runs import LendSlot, RegainSlot
@@ -92,6 +93,69 @@ async def test_a_batch_takes_one_trip_and_one_more_when_another_instance_has_wri
         assert len(trips) == 2  # the first came late, and its answer had what was missed
 
 
+@pytest.fixture
+def undone(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """Why batches were done again."""
+    errors: list[BaseException] = []
+    undo = PostgresTables._undo_to_try_again
+
+    def noted(self: PostgresTables, error: Any) -> None:
+        errors.append(error)
+        undo(self, error)
+
+    monkeypatch.setattr(PostgresTables, "_undo_to_try_again", noted)
+    return errors
+
+
+async def test_a_lock_is_asked_for_waited_for_and_given_back_in_one_trip_each(
+    server: Server, namespace: str, trips: list[str], undone: list[BaseException]
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening()):
+        await store.join("me")
+        await trio.sleep(0.2)  # it listens by then
+        await store.do(Enqueue([SubmittedJob(name="b")]), "t0")
+        trips.clear()
+        asked = [await store.do(Acquire("k", False), f"t{n}") for n in range(1, 5)]
+        (first, *_), (second, *_), (third, *_), (fourth, *_) = [one or (0,) for one in asked]
+        assert [one is not None and one[1] is not None for one in asked] == [True, *[False] * 3]
+        await store.do(Release(third, True), "t5")
+        await store.do(Release(first, True), "t6")
+        assert len(trips) == 6
+        fence = await store.served(second)
+        assert fence is not None
+        assert fence > second
+        await store.do(Release(third, True), "t7")  # it has ended
+        trips.clear()
+        await store.do(Release(second, True), "t8")
+        assert len(trips) == 1
+        assert await store.served(fourth) is not None
+        assert await store.served(second) is None
+        assert undone == []
+        await store.leave()
+
+
+async def test_what_is_taken_from_a_quota_takes_one_trip(
+    server: Server, namespace: str, trips: list[str], undone: list[BaseException]
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    limits = [RateLimit(9, per=3600.0, algorithm="sliding")]
+    async with store.open(opening()):
+        await store.join("me")
+        await trio.sleep(0.2)  # it listens by then
+        await store.do(Spend("q", limits, {"requests": 1}), "t0")  # the marks are read
+        trips.clear()
+        at_once = await store.do(Spend("q", limits, {"requests": 1}), "t1")
+        waits = await store.do(Spend("q", limits, {"requests": 8}), "t2")
+        assert at_once is not None
+        assert waits is not None
+        assert (at_once[0], waits[1]) == (0, None)
+        await store.do(Release(waits[0], False), "t3")
+        assert len(trips) == 3
+        assert undone == []
+        await store.leave()
+
+
 async def test_slots_that_are_lent_are_known_when_another_instance_has_written(
     server: Server, namespace: str
 ) -> None:
@@ -133,22 +197,15 @@ async def test_a_ticket_that_comes_twice_in_one_transaction_is_one_act(
 
 
 async def test_a_batch_takes_no_lock_to_look_up_what_it_has_not_changed(
-    server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch
+    server: Server, namespace: str, undone: list[BaseException]
 ) -> None:
-    undone: list[BaseException] = []
-    undo = PostgresTables._undo_to_try_again
-
-    def noted(self: PostgresTables, error: Any) -> None:
-        undone.append(error)
-        undo(self, error)
-
     store = PostgresStore(server.dsn(), namespace=namespace)
     batch = [SubmittedJob(name="a", coalesce=Coalesce(str(n)), delay=0.01) for n in range(3)]
     async with store.open(opening()):
         await store.join("me")
         await store.do(Enqueue([SubmittedJob(name="a")]), "t0")
         assert len((await store.step(1, [], 1)).claims) == 1  # the list of the lane is known
-        monkeypatch.setattr(PostgresTables, "_undo_to_try_again", noted)
+        undone.clear()
         ids = await store.do(Enqueue(batch), "t1")
 
         async def write(log: str) -> None:

@@ -132,6 +132,18 @@ BEGIN
                 AND number <= (r ->> 1)::bigint;
         END LOOP;
     END IF;
+    IF made ? 'requests' THEN
+        INSERT INTO requests (id, line, instance, data, served, job, since)
+            SELECT (r ->> 0)::bigint, r ->> 1, r ->> 2, r ->> 3, (r ->> 4)::double precision,
+                (r ->> 5)::bigint, (r ->> 6)::double precision
+            {_ITEMS.format("requests")}
+            ON CONFLICT (id) DO UPDATE SET served = excluded.served, since = excluded.since;
+    END IF;
+    IF made ? 'cut_requests' THEN
+        DELETE FROM requests WHERE id = ANY (ARRAY(
+            SELECT jsonb_array_elements_text(made -> 'cut_requests')::bigint
+        ));
+    END IF;
     IF made ? 'marks' THEN
         INSERT INTO marks
             SELECT r ->> 0, (r ->> 1)::bigint, (r ->> 2)::double precision, (r ->> 3)::bigint,

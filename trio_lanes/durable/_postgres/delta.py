@@ -40,6 +40,7 @@ class Changes:
       deleted: {id: the lane of the job that was deleted}
       counts: by how much the numbers of jobs have changed.
       settings: {(kind, name): the setting; None: it is gone}
+      requests: {id: the columns of a request for a lock or a quota; None: it is gone}
       marks: [(meter, the marks that were added, how many are kept)], in order.
       suspects: whether jobs that have run in a crash have changed.
       incomplete: whether more has changed than this says.
@@ -50,6 +51,7 @@ class Changes:
         self.deleted: Final[dict[int, str]] = {}
         self.counts: Final[dict[Key, int]] = {}
         self.settings: Final[dict[tuple[str, str], Any]] = {}
+        self.requests: Final[dict[int, Row | None]] = {}
         self.marks: Final[list[tuple[str, Sequence[Any], int]]] = []
         self.suspects = False
         self.incomplete = False
@@ -76,8 +78,8 @@ class Changes:
         settings = [
             (*key, None if value is None else encode(value)) for key, value in self.settings.items()
         ]
-        said = rows, long, list(over.items()), counts, settings, self.marks, self.suspects
-        text = json.dumps(said)
+        ids = list(over.items()), list(self.requests.items())
+        text = json.dumps((rows, long, *ids, counts, settings, self.marks, self.suspects))
         return text if len(text) <= MAX_DELTA else None
 
 
@@ -100,16 +102,18 @@ class Delta:
         self.over: Final[dict[int, str]] = {}
         self.counts: Final[dict[Key, int]] = {}
         self.settings: Final[dict[tuple[str, str], str | None]] = {}
+        self.requests: Final[dict[int, Row | None]] = {}
         self.marks: Final[list[tuple[str, Sequence[Any], int]]] = []
         self.suspects = False
         for text in texts:
-            rows, long, over, counts, settings, marks, suspects = json.loads(text)
+            rows, long, over, requests, counts, settings, marks, suspects = json.loads(text)
             for id in (*(row[0] for row in (*rows, *long)), *(id for id, _ in over)):
                 for before in (self.rows, self.long, self.over):
                     before.pop(id, None)  # the last word on a job counts
             self.rows.update((row[0], tuple(row)) for row in rows)
             self.long.update((row[0], tuple(row)) for row in long)
             self.over.update(over)
+            self.requests.update(requests)
             _count(self.counts, (((lane, state, name), by) for lane, state, name, by in counts))
             self.settings.update(((kind, name), data) for kind, name, data in settings)
             self.marks.extend(marks)

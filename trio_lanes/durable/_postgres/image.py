@@ -26,6 +26,7 @@ import attrs
 
 from ..._limits.meters import Marks, put
 from .._rules.job_record import JobRecord
+from .._rules.request import Request
 from .._rules.tables import STEPS, Kind, LastStep
 from .._sql.rows import COLUMNS, Row, record_of, values_of
 from .._wire.codec import decode
@@ -61,6 +62,7 @@ class Image(ReadAhead):
         # what was before this batch, for `undo`: {id: (the job, its columns; None: it is new)}
         self._before: Final[dict[int, tuple[JobRecord, Row | None]]] = {}
         self._settings_before: Final[dict[tuple[str, str], Any]] = {}
+        self._requests_before: Final[dict[int, Row | None]] = {}
         self._parked_before: float | None = None  # `Cache.parked_until` then
         self._tracks = False  # whether what was before the batch is kept
         super().__init__(rows, names)
@@ -77,6 +79,7 @@ class Image(ReadAhead):
         self._changes = self._jobs.changes = Changes()
         self._before.clear()
         self._settings_before.clear()
+        self._requests_before.clear()
 
     # ---- what changes
 
@@ -106,6 +109,18 @@ class Image(ReadAhead):
     def _put_text(self, kind: str, name: str, value: Any) -> None:
         super()._put_text(kind, name, value)
         self._changes.settings[kind, name] = value
+
+    def put_request(self, request: Request) -> None:
+        self._put_request(request.id, attrs.astuple(request))
+
+    def drop_request(self, id: int) -> None:
+        self._put_request(id, None)
+
+    def _put_request(self, id: int, row: Row | None) -> None:
+        self._requests_before.setdefault(id, self._requests.row(id))
+        self._requests.put(id, row)
+        self._changes.requests[id] = row
+        self._small_writes += 1
 
     def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
         super().put_marks(meter, added, keep, until)
@@ -156,6 +171,8 @@ class Image(ReadAhead):
                 self._steps[name] = value
             else:
                 self._set(kind, name, value)
+        for id, row in delta.requests.items():
+            self._requests.put(id, row)
         for meter, added, keep in delta.marks:
             self._take_marks(meter, [(time, starts) for time, starts in added], keep)
         assert cache.counts is not None  # a cache that is not fresh has them
@@ -195,6 +212,8 @@ class Image(ReadAhead):
             counts.add(key, -by)
         for (kind, name), value in self._settings_before.items():
             self._set(kind, name, value)
+        for id, request in self._requests_before.items():
+            self._requests.put(id, request)
         for meter, _, _ in changes.marks:
             self._marks.pop(meter, None)
             self._last_marks.pop(meter, None)

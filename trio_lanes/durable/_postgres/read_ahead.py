@@ -2,7 +2,8 @@
 
 * By name: the tickets, ids, keys and sessions of its acts (`Lookups`).
 * If the cache was dropped, the image: all that a claim looks at. These are the settings, the
-  counts, the sets of running jobs, and the fronts of the ready lists.
+  counts, the sets of running jobs, and the fronts of the ready lists. Also, the requests for locks
+  and quotas.
 
 A lookup that finds nothing in memory is a statement of its own. So this only saves trips: without
 it every answer would be the same. Before such a statement the unwritten changes are written, which
@@ -22,13 +23,15 @@ from .._rules.claims import PRIORITIES, bytes_of
 from .._rules.counts import Counts
 from .._rules.engine_store import Lookups
 from .._rules.job_record import JobRecord
+from .._rules.request import Request
 from .._rules.running import Running
 from .._sql.cache import ListKey, place_of, ready_of
 from .._sql.list_front import ListFront
 from .._sql.rows import COLUMNS, SELECT, Cursor, Rows
-from .._sql.small_tables import SETTINGS
+from .._sql.small_tables import SELECT_REQUESTS, SETTINGS
 from .._sql.tables import COUNTS, DUE, SPECIAL, SUSPECTED, SqlTables
 from .batch import SUMMED_EVERY
+from .request_lines import RequestLines
 
 QUEUE_FRONT: Final = 4
 """How many jobs of a session's queue are read at once."""
@@ -101,10 +104,12 @@ class ReadAhead(SqlTables):
         self.reads_homes = False  # whether claims ask for the homes of the jobs on ready lists
         self._asked = Asked(())
         self._answers: Final[dict[str, tuple[float, str]]] = {}  # {ticket: (until, JSON)}
+        self._requests = RequestLines()
 
     def _forget(self) -> None:
         super()._forget()
         self._asked = Asked(())
+        self._requests = RequestLines()
 
     def _wanted(self, lookups: Sequence[Lookups], tickets: Sequence[str], *, fresh: bool) -> Asked:
         """Return what acts look up by name and is not in the cache.
@@ -177,6 +182,7 @@ class ReadAhead(SqlTables):
             execute(SELECT + SPECIAL),
             execute(SUSPECTED),
             execute(DUE),
+            execute(SELECT_REQUESTS + "true"),
             fronts,
             limit,
         )
@@ -189,6 +195,7 @@ class ReadAhead(SqlTables):
         special: Any,
         suspected: Any,
         due: Any,
+        requests: Any,
         fronts: Any,
         limit: int,
     ) -> None:
@@ -199,6 +206,7 @@ class ReadAhead(SqlTables):
         cache.runs = Running(sets.fetchall(), self._rows.records(special.fetchall()))
         cache.suspected = {lane for (lane,) in suspected}
         self._read_parked_until(due)
+        self._requests = RequestLines(requests)
         if fronts is None:
             return
         lists: dict[tuple[str, int, str, str], list[JobRecord]] = {
@@ -230,6 +238,17 @@ class ReadAhead(SqlTables):
             if job.key == key and self._rows.known(job.id) is job:  # it is not deleted
                 return job
         return None
+
+    # ---- requests for locks and quotas
+
+    def request(self, id: int) -> Request | None:
+        return self._requests.get(id)
+
+    def first_request(self, line: str, served: bool) -> Request | None:
+        return self._requests.first(line, served)
+
+    def requests_of(self, instance: str | None) -> list[Request]:
+        return [one for one in self._requests.all() if instance in (None, one.instance)]
 
     # ---- ready lists
 

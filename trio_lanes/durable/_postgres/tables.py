@@ -13,7 +13,7 @@ one of these ways:
 * *Locked*: two trips, between which this instance alone may commit. So is it done by who has lost
   `LATE_IN_A_ROW` times, since two instances that are busy would lose most of their work; until
   `CALM_AFTER` batches in a row found that nobody else had committed. Also, where an act needs what
-  `put_batch` cannot do (a request for a lock, a schedule, a deleted job), or nothing is cached.
+  `put_batch` cannot do (a schedule, a deleted job), or nothing is cached.
 * *Of a snapshot*: questions, while nothing is cached, or if others commit between two of their
   reads. Else they are free, and read in one trip what they look up and what others have changed.
 
@@ -776,6 +776,13 @@ class PostgresTables(Image, Transactions):
         steps = [(id, step.number, encode(step)) for id, step in self._new_steps.items() if step]
         if steps:
             self._put("steps", steps)
+        requests = self._changes.requests.items()
+        put = [row for _, row in requests if row is not None]
+        if put:
+            self._put("requests", put)
+        cut = [id for id, row in requests if row is None]
+        if cut:
+            self._put("cut_requests", cut)
 
     # ---- selections
 

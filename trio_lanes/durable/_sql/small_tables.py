@@ -56,7 +56,7 @@ _LIST_WRITES: Final = (PUT_ITEMS, CUT_LISTS)
 _MARK_WRITES: Final = (ADD_MARKS, CUT_MARKS)
 _WRITES: Final = (*_LIST_WRITES, *_MARK_WRITES, DROP_SETTINGS, PUT_SETTINGS)
 _REQUEST_FIELDS: Final = [field.name for field in attrs.fields(Request)]
-_SELECT_REQUESTS: Final = f"SELECT {', '.join(_REQUEST_FIELDS)} FROM main.requests WHERE "
+SELECT_REQUESTS: Final = f"SELECT {', '.join(_REQUEST_FIELDS)} FROM main.requests WHERE "
 _PUT_REQUEST: Final = (
     f"INSERT INTO main.requests ({', '.join(_REQUEST_FIELDS)})"
     f" VALUES ({', '.join(f':{field}' for field in _REQUEST_FIELDS)})"
@@ -182,7 +182,7 @@ class SmallTables(Settings, ABC):
         return self._request("id = :id", {"id": id})
 
     def _request(self, where: str, values: Values) -> Request | None:
-        row = self._execute(_SELECT_REQUESTS + where, values).fetchone()
+        row = self._execute(SELECT_REQUESTS + where, values).fetchone()
         return None if row is None else Request(*row)
 
     def put_request(self, request: Request) -> None:
@@ -202,7 +202,7 @@ class SmallTables(Settings, ABC):
 
     def requests_of(self, instance: str | None) -> list[Request]:
         where = "true" if instance is None else "instance = :instance"
-        rows = self._execute(f"{_SELECT_REQUESTS}{where} ORDER BY id", {"instance": instance})
+        rows = self._execute(f"{SELECT_REQUESTS}{where} ORDER BY id", {"instance": instance})
         return [Request(*row) for row in rows]
 
     # ---- schedules
@@ -235,8 +235,7 @@ class SmallTables(Settings, ABC):
 
     def marks(self, meter: str) -> Marks:
         marks = self._marks.get(meter)
-        if marks is None:
-            self._flush_small(_MARK_WRITES)
+        if marks is None:  # so none of them is unwritten
             rows = self._execute(
                 "SELECT number, time, starts FROM main.marks WHERE [meter] = :meter"
                 " ORDER BY number",
