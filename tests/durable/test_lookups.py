@@ -17,6 +17,7 @@ from trio_lanes.durable._contract.records import SubmittedJob
 from trio_lanes.durable._memory.tables import MemoryTables
 from trio_lanes.durable._rules.job_record import JobRecord
 from trio_lanes.durable._rules.request import Request
+from trio_lanes.durable._rules.tables import ListItem
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
 
@@ -126,3 +127,39 @@ def test_the_suspects_of_an_instance_are_read_from_the_file(opened: Opened) -> N
     tables.insert(running(2))
     count, suspects = opened().runs().count_and_suspects("me")
     assert (count, [suspect.id for suspect in suspects]) == (2, [1])
+
+
+def test_a_transaction_finds_what_it_has_put_into_lists_and_dropped_from_them(
+    opened: Opened,
+) -> None:
+    def numbers(limit: int = 9, after: int = 0) -> list[tuple[int, bool]]:
+        return [(item.number, item.taken) for item in tables.items("a", after, limit)]
+
+    tables = opened()
+    for number in range(1, 5):
+        tables.append("a", ListItem(number, "1", taken=False))
+        tables.append("b", ListItem(number, "1"))
+    tables = opened()
+    tables.append("a", ListItem(2, "1"))
+    tables.append("a", ListItem(5, "1", taken=False))
+    tables.append("b", ListItem(5, "1"), keep=4)
+    assert numbers(3) == [(1, False), (2, True), (3, False)]
+    assert numbers(9, after=3) == [(4, False), (5, False)]
+    assert [item.number for item in tables.items("b", 0, 3)] == [2, 3, 4]
+    assert tables.last_item("a") == 5
+    tables.drop_items("a", taken=False)
+    assert numbers() == [(2, True)]
+    assert tables.last_item("a") == 2
+    tables.append("a", ListItem(6, "1", taken=False))
+    assert numbers() == [(2, True), (6, False)]
+    tables = opened()
+    assert numbers() == [(2, True), (6, False)]
+    tables.drop_items("a", taken=True)
+    tables.append("a", ListItem(7, "1", taken=False))
+    tables.drop_items("a", taken=False)
+    assert numbers() == []
+    assert tables.last_item("a") == 0
+    tables.append("a", ListItem(8, "1"))
+    tables = opened()
+    assert numbers() == [(8, True)]
+    assert [item.number for item in tables.items("b", 0, 9)] == [2, 3, 4, 5]

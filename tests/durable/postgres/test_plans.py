@@ -34,6 +34,7 @@ async def test_a_batch_reads_by_an_index_what_was_empty_when_it_was_planned(
         "changed": [{"id": 1, "place": 1}],
         "steps": [["me", 100, ""]],
         "dropped": [["pause", "s"]],
+        "drop_items": [["list", 1]],
         "cut_items": [["list", 100]],
         "cut_requests": [1, 2],
         "cut_marks": [["meter", 100]],

@@ -30,7 +30,7 @@ from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.locks import Acquire, Release, Spend
 from trio_lanes.durable.acts.logs import WriteLog
 from trio_lanes.durable.acts.orders import Clear, Configure
-from trio_lanes.durable.acts.runs import LendSlot, RegainSlot
+from trio_lanes.durable.acts.runs import LendSlot, RegainSlot, Send
 
 from .server import Server
 
@@ -152,6 +152,30 @@ async def test_what_is_taken_from_a_quota_takes_one_trip(
         assert (at_once[0], waits[1]) == (0, None)
         await store.do(Release(waits[0], False), "t3")
         assert len(trips) == 3
+        assert undone == []
+        await store.leave()
+
+
+async def test_a_run_ends_in_one_trip_though_it_has_not_taken_all_messages(
+    server: Server, namespace: str, trips: list[str], undone: list[BaseException]
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening()):
+        await store.join("me")
+        await trio.sleep(0.2)  # it listens by then
+        await store.do(Enqueue([SubmittedJob(name="a")]), "t0")
+        (claim,) = (await store.step(1, [], 1)).claims
+        trips.clear()
+        for number in range(1, 4):
+            message = Send(None, claim.id, str(number), None)
+            assert await store.do(message, f"t{number}") == (claim.id, number)
+        assert len(trips) == 3
+        assert await store.receive(claim.id, claim.fence, 0) == (1, "1")
+        trips.clear()
+        await store.step(2, [Finish(claim.id, claim.fence, Succeeded("1"))], 0)
+        assert len(trips) == 1
+        assert await store.sent(claim.id, 1)
+        assert not await store.sent(claim.id, 2)
         assert undone == []
         await store.leave()
 

@@ -224,12 +224,11 @@ class MemoryTables(RemembersAnswers, Settings):
     def last_item(self, name: str) -> int:
         return max(self._lists.get(name, (0,)))
 
-    def drop_items(self, name: str, *, taken: bool) -> bool:
+    def drop_items(self, name: str, *, taken: bool) -> None:
         before = self._lists.pop(name, {})
         kept = {} if taken else {n: item for n, item in before.items() if item.taken}
         if kept:
             self._lists[name] = kept
-        return kept != before
 
     def all_live(self) -> Iterable[JobRecord]:
         alive = self._in(*COUNTED)

@@ -120,6 +120,12 @@ BEGIN
         INSERT INTO settings SELECT r ->> 0, r ->> 1, r ->> 2 {_ITEMS.format("settings")}
             ON CONFLICT (kind, md5(name)) DO UPDATE SET data = excluded.data;
     END IF;
+    IF made ? 'drop_items' THEN
+        FOR r IN SELECT jsonb_array_elements(made -> 'drop_items') LOOP
+            DELETE FROM lists WHERE md5(list) = md5(r ->> 0) AND list = r ->> 0
+                AND taken <= (r ->> 1)::int;
+        END LOOP;
+    END IF;
     IF made ? 'items' THEN
         INSERT INTO lists
             SELECT r ->> 0, (r ->> 1)::bigint, r ->> 2, (r ->> 3)::int, r ->> 4

@@ -52,6 +52,7 @@ from .._sql.small_tables import (
     ADD_MARKS,
     CUT_LISTS,
     CUT_MARKS,
+    DROP_ITEMS,
     DROP_SETTINGS,
     PUT_ITEMS,
     PUT_SETTINGS,
@@ -141,6 +142,7 @@ _SNAPSHOTS: Final = (
 _PARTS: Final = {
     PUT_SETTINGS: "settings",
     DROP_SETTINGS: "dropped",
+    DROP_ITEMS: "drop_items",
     PUT_ITEMS: "items",
     CUT_LISTS: "cut_items",
     ADD_MARKS: "marks",

@@ -221,7 +221,7 @@ class Tables(Protocol):
     def last_item(self, name: str) -> int:
         """Return the number of the last item of a list; 0: it has none."""
 
-    def drop_items(self, name: str, *, taken: bool) -> bool:
+    def drop_items(self, name: str, *, taken: bool) -> None:
         """Delete the items of a list, those that were taken only with ``taken``.
 
         Return whether there were any. The lists of a job are deleted with it.

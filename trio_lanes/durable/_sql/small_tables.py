@@ -2,7 +2,8 @@
 
 * The settings are read in one query at the first use of one, and kept.
 * What is written waits for the end of the transaction, so a transaction makes few trips to a
-  server. A query of a table writes before what waits for that table.
+  server. A query of lists puts what waits over what it reads; one of another table writes before
+  what waits for that table.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ DROP_SETTINGS: Final = Many(
     "DELETE FROM main.settings USING v WHERE settings.kind = v.kind AND settings.[name] = v.name",
     "kind text, name text",
 )
+DROP_ITEMS: Final = Many(
+    "DELETE FROM main.lists USING v WHERE lists.[list] = v.list AND lists.taken <= v.taken",
+    "list text, taken int",
+)
 PUT_ITEMS: Final = Many(
     "INSERT INTO main.lists SELECT v.list, v.number, v.tag, v.taken, v.data FROM v WHERE true"
     " ON CONFLICT ([list], number) DO UPDATE SET taken = excluded.taken",
@@ -52,9 +57,12 @@ CUT_MARKS: Final = Many(
     "DELETE FROM main.marks USING v WHERE marks.[meter] = v.meter AND marks.number <= v.last",
     "meter text, last bigint",
 )
-_LIST_WRITES: Final = (PUT_ITEMS, CUT_LISTS)
 _MARK_WRITES: Final = (ADD_MARKS, CUT_MARKS)
-_WRITES: Final = (*_LIST_WRITES, *_MARK_WRITES, DROP_SETTINGS, PUT_SETTINGS)
+_WRITES: Final = (
+    *(DROP_ITEMS, PUT_ITEMS, CUT_LISTS),
+    *_MARK_WRITES,
+    *(DROP_SETTINGS, PUT_SETTINGS),
+)
 _REQUEST_FIELDS: Final = [field.name for field in attrs.fields(Request)]
 SELECT_REQUESTS: Final = f"SELECT {', '.join(_REQUEST_FIELDS)} FROM main.requests WHERE "
 _PUT_REQUEST: Final = (
@@ -147,34 +155,49 @@ class SmallTables(Settings, ABC):
         if keep is not None and item.number > keep:
             self._write(CUT_LISTS, name, (name, item.number - keep))
 
-    def _flush_list(self, name: str) -> None:
-        """Write what waits for the lists, if this one is among them."""
-        written = self._unwritten[PUT_ITEMS], self._unwritten[CUT_LISTS]
-        if any(row[0] == name for rows in written for row in rows.values()):
-            self._flush_small(_LIST_WRITES)
-
     def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
-        self._flush_list(name)
+        cut = self._unwritten[CUT_LISTS].get(name, (name, 0))[1]
+        after = max(after, cut)
         rows = self._execute(
-            "SELECT number, data, tag, taken FROM main.lists"
-            " WHERE [list] = :list AND number > :after ORDER BY number LIMIT :limit",
-            {"list": name, "after": after, "limit": limit},
+            "SELECT number, data, tag, taken FROM main.lists WHERE [list] = :list"
+            " AND number > :after AND taken > :dropped ORDER BY number LIMIT :limit",
+            {"list": name, "after": after, "dropped": self._dropped(name), "limit": limit},
         )
-        return (ListItem(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
+        found = (ListItem(number, data, tag, bool(taken)) for number, data, tag, taken in rows)
+        unwritten = self._unwritten_items(name)
+        if not unwritten:
+            return found
+        items = {item.number: item for item in (*found, *unwritten) if item.number > after}
+        return [items[number] for number in sorted(items)[:limit]]
 
     def last_item(self, name: str) -> int:
-        self._flush_list(name)
         # not max(): PostgreSQL would read all, if it takes the table for empty
-        statement = "SELECT number FROM main.lists WHERE [list] = :list ORDER BY number DESC"
-        row = self._execute(f"{statement} LIMIT 1", {"list": name}).fetchone()
-        return 0 if row is None else int(row[0])
+        row = self._execute(
+            "SELECT number FROM main.lists WHERE [list] = :list AND taken > :dropped"
+            " ORDER BY number DESC LIMIT 1",
+            {"list": name, "dropped": self._dropped(name)},
+        ).fetchone()
+        last = 0 if row is None else int(row[0])
+        return max([last, *(item.number for item in self._unwritten_items(name))])
 
-    def drop_items(self, name: str, *, taken: bool) -> bool:
-        self._flush_small(_LIST_WRITES)
-        self._small_writes += 1
-        # `taken` is 0 or 1: with 0, those that were not taken; with 1, all
-        statement = "DELETE FROM main.lists WHERE [list] = :list AND taken <= :taken"
-        return self._execute(statement, {"list": name, "taken": int(taken)}).rowcount > 0
+    def _unwritten_items(self, name: str) -> list[ListItem]:
+        return [
+            ListItem(number, data, tag, bool(taken))
+            for of, number, tag, taken, data in self._unwritten[PUT_ITEMS].values()
+            if of == name
+        ]
+
+    def _dropped(self, name: str) -> int:
+        """Return what is to be deleted from a list: items with no more `taken` than this."""
+        return int(self._unwritten[DROP_ITEMS].get(name, (name, -1))[1])
+
+    def drop_items(self, name: str, *, taken: bool) -> None:
+        items = self._unwritten[PUT_ITEMS]
+        for item in self._unwritten_items(name):
+            if item.taken <= taken:
+                del items[name, item.number]
+        # with 0, those that were not taken; with 1, all
+        self._write(DROP_ITEMS, name, (name, max(int(taken), self._dropped(name))))
 
     # ---- requests for locks and quotas
 

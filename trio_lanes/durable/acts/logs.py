@@ -33,7 +33,11 @@ class DropLog(Act[bool]):
     log: str
 
     def apply(self, queues: Queues) -> bool:
-        return queues.tables.drop_items(f"log {self.log}", taken=True)
+        name = f"log {self.log}"
+        is_there = queues.tables.last_item(name) > 0
+        if is_there:
+            queues.tables.drop_items(name, taken=True)
+        return is_there
 
 
 class LogPage(Question[list[tuple[int, str, str]]], long=True):
