@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -84,7 +84,7 @@ class Pending:
     session: str
     gate: ActionGate
     responses: list[str]  # that the turn has written to
-    stop: Callable[[str], object]  # stops the turn
+    stop: Callable[[str], Awaitable[object]]  # stops the turn, and returns when that is recorded
     ask: Ask | None = None
 
 

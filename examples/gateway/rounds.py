@@ -161,7 +161,11 @@ class Rounds:
         servers = {call.id: toolbox.server_of(call.name, self.ask.servers) for call in calls}
         approvals = {f"mcpr_{call.id}": call for call in calls if servers[call.id]}
         ids = [*[id for id, server in servers.items() if not server], *approvals]
-        pending = Pending(self.session, ActionGate(ids), [*live.ids], live.abort)
+
+        async def stop(reason: str) -> None:
+            live.abort(reason)
+
+        pending = Pending(self.session, ActionGate(ids), [*live.ids], stop)
         self.engine.pending.update(dict.fromkeys(ids, pending))
         try:
             async with self.reach.waiting(pending):

@@ -29,6 +29,7 @@ from .asks import Ask, Pending
 from .backlog import Backlog
 from .conversations import write
 from .engine import Engine
+from .responses import check_here
 
 
 @attrs.define
@@ -111,11 +112,17 @@ class Threads:
         return JSONResponse((await self._run_of(request)).object())
 
     async def cancel(self, request: Request) -> Response:
-        """`POST /v1/threads/{id}/runs/{run}/cancel`."""
-        run = await self._run_of(request)
-        (run.waits.stop if run.waits else run.ask.answer.cancel)("cancelled by the client")
+        """`POST /v1/threads/{id}/runs/{run}/cancel`: returns when no process runs it again."""
+        reason = "cancelled by the client"
+        while not (run := await self._run_of(request)).ask.answer.ended.is_set():
+            run.ask.answer.cancel(reason)
+            await run.ask.answer.ended.wait()
+            check_here(run.ask.answer)
+        if run.waits is not None:
+            await run.waits.stop(reason)
+            run = await self._run_of(request)
         shown = run.object()
-        if run.waits or not run.ask.answer.ended.is_set():
+        if run.waits is not None:
             shown |= {"status": RunStatus.CANCELLING, "required_action": None}
         return JSONResponse(shown)
 

@@ -195,7 +195,7 @@ class SharedBacklog(Backlog, Elsewhere):
     def _pending(self, wait: Json | None) -> Pending | None:
         if wait is None:
             return None
-        stop = partial(self._engine.nursery.start_soon, self.durable.cancel, wait["job"])
+        stop = partial(self.durable.cancel, wait["job"])
         return Pending(wait["session"], ActionGate(wait["calls"]), wait["responses"], stop)
 
     async def recover(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -437,6 +439,35 @@ async def test_the_messages_of_a_run_without_an_answer_are_asked_by_the_next(
         assert await ask.ended("t", run) == "completed"
         assert texts(model.prompts[-1]) == [("user", "hello")]
         assert await ask.told("t") == ["hello", "yes"]
+
+
+class Tough(Script):
+    """A model whose call takes a second to end when it is cancelled."""
+
+    async def _events(self, answer: Any) -> AsyncIterator[Any]:
+        try:
+            async for event in super()._events(answer):
+                yield event
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+
+
+async def test_a_run_whose_cancellation_was_answered_is_not_run_again_after_a_kill(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    key, model = {"idempotency-key": "once"}, Tough(["one ", 50.0, "two"])
+    async with inside(model, durable=tmp_path / "a") as gateway:
+        ask = Client(gateway)
+        await ask("POST", "threads/t/messages", said("hello"))
+        run = (await gateway.request("POST", "/v1/threads/t/runs", {}, key)).body
+        await trio.sleep(1)
+        await ask("POST", f"threads/t/runs/{run['id']}/cancel")
+        copytree(tmp_path / "a", tmp_path / "b")  # what a kill leaves now
+    async with inside(model, durable=tmp_path / "b") as gateway:
+        again = (await gateway.request("POST", "/v1/threads/t/runs", {}, key)).body
+        assert (again["id"], again["status"]) == (run["id"], "cancelled")
+    assert len(model.prompts) == 1
 
 
 async def test_a_run_of_a_thread_goes_on_after_a_restart_and_is_found_later(

@@ -537,6 +537,29 @@ async def test_a_message_is_kept_when_its_run_is_cancelled_and_answered_by_the_n
         assert texts == ["a", "two"]
 
 
+async def test_a_cancellation_of_a_run_is_refused_at_a_process_that_ends_and_asked_again(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with several(Script(["one ", 5.0, "two"]), tmp_path) as processes:
+        path, replies = "/v1/threads/t", list[Reply]()
+        await processes[0].request("POST", f"{path}/messages", {"role": "user", "content": "hello"})
+        run = (await processes[0].request("POST", f"{path}/runs", {"assistant_id": "a"})).body
+        await ended_run(processes[0], "t", run, "in_progress")
+        (left,) = [process for process in processes if process.runs]
+        (gone,) = [process for process in processes if process is not left]
+
+        async def cancel(process: Process) -> None:
+            replies.append(await process.request("POST", f"{path}/runs/{run['id']}/cancel"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel, gone)
+            await trio.sleep(0.01)  # the response is looked at each 0.05 s
+            gone.end()
+        await cancel(left)
+        assert [reply.status for reply in replies] == [503, 200]
+        assert replies[1].body["status"] == "cancelled"
+
+
 async def test_a_run_of_a_thread_begins_once_for_its_key_in_any_process(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from trio_lanes.agents import JsonlTranscript
 from .inside import Gateway, Script, inside
 from .several import several
 from .test_once import KEY
-from .test_several import CALL, TOOL, ask, end, outputs_of, said, text_of
+from .test_several import CALL, TOOL, ask, end, ended_run, outputs_of, said, text_of
 
 WRITES = (
     "acquire", "write_log", "checkpoint", "lend_slot", "regain_slot", "take",
@@ -191,3 +191,31 @@ async def test_outputs_that_others_have_brought_while_a_store_had_no_answer_are_
         await bring(KEY)  # a refusal frees the key
         assert len([*(tmp_path / "responses").iterdir()]) == 2
     assert statuses == [200, 409, 400]
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_run_whose_cancellation_was_answered_ends_though_that_process_ends_at_once(
+    waits: bool, unknown: bool, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    absence = Absence("cancel", 6.0, unknown)
+    model, statuses = Script([CALL] if waits else ["one ", 50.0, "two"]), list[int]()
+    function = {"type": "function", "function": {"name": "get_weather"}}
+    async with several(model, tmp_path, store=AwayStore.made(absence)) as processes:
+        path, here = "/v1/threads/t", processes[0]
+        await here.request("POST", f"{path}/messages", {"role": "user", "content": "hello"})
+        body = {"assistant_id": "a", "tools": [function]}
+        run = (await here.request("POST", f"{path}/runs", body)).body
+        await ended_run(here, "t", run, "requires_action" if waits else "in_progress")
+        (left,) = [process for process in processes if process.runs]
+        (gone,) = [process for process in processes if process is not left]
+        absence.armed = True
+        while 200 not in statuses:
+            reply = await gone.request("POST", f"{path}/runs/{run['id']}/cancel")
+            statuses.append(reply.status)
+        gone.end()
+        assert {*statuses[:-1]} <= {503}
+        with trio.fail_after(20):
+            await ended_run(left, "t", run, "expired" if waits else "cancelled")
+        await trio.sleep(1)
+        assert left.runs == 0
