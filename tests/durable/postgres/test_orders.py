@@ -14,6 +14,7 @@ from trio_lanes.durable._postgres.delta import Changes
 from trio_lanes.durable._postgres.image import HEAD, Image
 from trio_lanes.durable._postgres.tables import PostgresTables
 from trio_lanes.durable._rules.claims import Claims
+from trio_lanes.durable._rules.counts import Counts
 from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable.acts.orders import Clear, Configure
 from trio_lanes.durable.acts.runs import Compare
@@ -121,6 +122,13 @@ STORIES = {
         kinds=("dies before it", "dies after it"),
         time=2,
         switches=1,
+    ),
+    "a lane from which nobody has claimed yet": Story(
+        [
+            [[Job("a1", lane="new")], [Job("a2", lane="new")]],
+            [[Job("b1", lane="new"), Claim(2)], [Claim(2)]],
+        ],
+        lanes={"main": LaneLimit(9), "new": LaneLimit(9)},
     ),
     "three instances": Story(
         [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]], [[Claim()]]], switches=1
@@ -303,6 +311,10 @@ def requests_not_said(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Changes, "text", say_less)
 
 
+def others_overlooked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Counts, "waiting_for", lambda *_: 0)
+
+
 def no_new_jobs(tables: Any) -> None:
     for id in [id for id, (_, row) in tables._before.items() if row is None]:
         del tables._before[id]
@@ -363,6 +375,11 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
     "settings that stay after a late batch": ("another limit", undoing(no_settings), None),
     "requests that stay after a late batch": ("a lock", undoing(no_requests), None),
     "deltas without requests": ("a lock", requests_not_said, None),
+    "the jobs of others in a new lane overlooked": (
+        "a lane from which nobody has claimed yet",
+        others_overlooked,
+        None,
+    ),
     "new jobs that stay after a late batch": ("another limit", undoing(no_new_jobs), None),
     "changes that stay after a late batch": ("an end", undoing(no_changed_jobs), None),
     "guessed queues that stay after a wrong guess": ("an end", no_queue_fronts, None),

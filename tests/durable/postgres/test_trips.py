@@ -25,6 +25,7 @@ from trio_lanes.durable import (
 )
 from trio_lanes.durable._postgres.link import PostgresLink
 from trio_lanes.durable._postgres.tables import _PUT_BATCH, PostgresTables
+from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable.acts.inspection import AllStatistics, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.locks import Acquire, Release, Spend
@@ -176,6 +177,31 @@ async def test_a_run_ends_in_one_trip_though_it_has_not_taken_all_messages(
         assert len(trips) == 1
         assert await store.sent(claim.id, 1)
         assert not await store.sent(claim.id, 2)
+        assert undone == []
+        await store.leave()
+
+
+async def test_a_claim_of_a_new_lane_reads_nothing_where_its_batch_has_made_all_its_jobs(
+    server: Server, namespace: str, trips: list[str], undone: list[BaseException]
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(attrs.evolve(opening(), lanes={"t:*": LaneLimit(4)})):
+        await store.join("me")
+        await trio.sleep(0.2)  # it listens by then
+        await store.do(Enqueue([SubmittedJob(name="b", lane="t:0")]), "t0")
+        await store.step(1, [], 0)
+        trips.clear()
+        batch = [SubmittedJob(name="a", lane="t:1", priority=n % 2) for n in range(3)]
+
+        def submit_and_claim(engine: Engine) -> list[int]:
+            (_, second, _), step = engine.enqueue(batch), engine.step(store.instance, 2, [], 2)
+            return [claim.id - second for claim in step.claims]
+
+        first, later = await store._transact(submit_and_claim)
+        assert first == 0
+        assert later < 0
+        assert len((await store.step(3, [], 9)).claims) == 1
+        assert len(trips) == 2
         assert undone == []
         await store.leave()
 

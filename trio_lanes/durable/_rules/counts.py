@@ -104,6 +104,10 @@ class Counts:
         at = bisect_right(self._lanes, lane)  # lanes come and go, also the one served last
         return self._lanes[at:] + self._lanes[:at]
 
+    def waiting_for(self, lane: str, name: str) -> int:
+        """Return how many jobs of a handler are WAITING in a lane."""
+        return self._numbers.get((lane, _WAITING_TEXT, name), 0)
+
     def all(self) -> dict[Key, int]:
         """Return all numbers that are not 0."""
         return {key: number for key, number in self._numbers.items() if number}

@@ -148,6 +148,10 @@ class Rows(ABC):
             self._insert(self._new.values())
         self._clear()
 
+    def unwritten(self) -> Iterable[JobRecord]:
+        """Return the jobs with unwritten changes."""
+        return (*self._new.values(), *(job for job, _ in self._changed.values()))
+
     def is_unwritten(self, coalesce: str) -> bool:
         """Whether an unwritten job has a key to coalesce by, or may have given it up."""
         return any(job.coalesce == coalesce for job in self._new.values()) or any(

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from .._contract.records import Selection
-from .._contract.state import DEAD_LETTERS, ENDED, DurableState
+from .._contract.state import DEAD_LETTERS, ENDED, WAITING, DurableState
 from .._rules.claims import PRIORITIES
 from .._rules.counts import COUNTED, Counts, Key
 from .._rules.job_record import JobRecord, place_on_list
@@ -196,19 +196,39 @@ class SqlTables(SmallTables):
         return found
 
     def look_ahead(self, lanes: Collection[str], names: Collection[str]) -> None:
-        lists, waiting = self._cache.lists, self.counts().waiting
+        lists, counts = self._cache.lists, self.counts()
         unknown = [
             (lane, priority, name, "")
             for lane in lanes
-            for name in waiting[lane].intersection(names)
+            for name in counts.waiting[lane].intersection(names)
             for priority in PRIORITIES
             if (lane, priority, name, "") not in lists
         ]
+        for key in unknown:
+            lists[key] = ListFront(ready_of, self._list_front)
         if unknown:
-            for key in unknown:
-                lists[key] = ListFront(ready_of, self._list_front)
+            unknown = self._not_all_unwritten(unknown, counts)
+        if unknown:
             most = max(READ_AHEAD, self._list_front // len(lanes))
             self._read_lists(unknown, LEAST_PLACE, most)
+
+    def _not_all_unwritten(self, keys: Sequence[ListKey], counts: Counts) -> list[ListKey]:
+        """Fill those lists whose jobs all have unwritten changes; return the others."""
+        unwritten: dict[tuple[str, str], list[JobRecord]] = {}
+        for job in sorted(self._rows.unwritten(), key=lambda job: job.ready or 0):
+            if job.state is WAITING:
+                unwritten.setdefault((job.lane, job.name), []).append(job)
+        others = []
+        for key in keys:
+            lane, priority, name, ring = key
+            jobs = unwritten.get((lane, name), [])
+            if len(jobs) < counts.waiting_for(lane, name):
+                others.append(key)
+                continue
+            jobs = [job for job in jobs if (job.priority, job.ring) == (priority, ring)]
+            listed = [job for job in jobs if ready_of(job) is not None]
+            self._cache.lists[key].extend(listed, complete=True)
+        return others
 
     def _read_lists(self, keys: Sequence[ListKey], after: int, limit: int) -> None:
         """Read the next jobs of some ready lists, of each up to ``limit``."""
