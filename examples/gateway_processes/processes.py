@@ -80,7 +80,9 @@ async def lanes() -> AsyncIterator[DurableLanes]:
         trio.open_nursery() as beside,
     ):
         own = store_named(options.store), SharedBacklog, durable_lanes, MAX_CRASHES
-        async with making(options, parts, requests, opened, beside, *own) as (app, _, durable):
+        async with making(options, parts, requests, opened, beside, *own) as (app, engine, durable):
+            backlog = engine.elsewhere
+            assert isinstance(backlog, SharedBacklog)
             await beside.start(partial(serve, max_message=MAX_FRAME), app, listener)
             try:
                 os.close(os.open(Path(folder) / "announced", os.O_CREAT | os.O_EXCL))
@@ -88,5 +90,7 @@ async def lanes() -> AsyncIterator[DurableLanes]:
             except FileExistsError:  # by another process
                 pass
             yield durable
+            await opened.drain(grace=0)  # what a process does for its own clients had the grace
+            backlog.leave()
             await requests.wait_none()
         beside.cancel_scope.cancel()

@@ -248,6 +248,12 @@ class SharedBacklog(Backlog, Elsewhere):
         while len(known) > KEPT:
             known.popitem(last=False)
 
+    def leave(self) -> None:
+        """Have nobody here wait for a response any more: this process ends, and others go on."""
+        for answer, found in [*self._followed.values()]:
+            self._learn(answer, found)
+            answer.suspend()
+
     def _learn(self, answer: Answer, found: Found) -> None:
         """Take in the events that the file has and the response lacks."""
         for event in EventLog(self._folder, answer.id).read(found).events[answer.feed.last + 1 :]:

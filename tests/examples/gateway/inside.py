@@ -177,6 +177,8 @@ class Gateway:
                 except Exception:  # the application has answered with a bare 500, and raises it
                     if reply.status != 500:
                         raise
+                finally:
+                    began.set()  # status 0: the connection was closed without an answer
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)

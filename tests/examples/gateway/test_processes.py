@@ -226,6 +226,33 @@ def test_tool_loops_go_on_when_processes_are_killed(tmp_path: Path) -> None:
             until_all_serve(process, url)
 
 
+@pytest.mark.parametrize("key", [{}, {"idempotency-key": "once"}])
+@pytest.mark.parametrize("path", ["responses", "chat/completions"])
+async def test_who_waits_at_processes_that_end_gets_an_answer_and_holds_none_of_them_up(
+    path: str, key: dict[str, str], tmp_path: Path
+) -> None:
+    said = {"responses": {"input": "long 12"}}
+    body = said.get(path, {"messages": [{"role": "user", "content": "long 12"}]})
+    command = options(tmp_path, "--processes", "2", "--grace", "0", "--word-delay", "0.3")
+    statuses = list[int]()
+
+    async def post(url: str) -> None:
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+            reply = await client.post(path, json=body, headers=key)
+            statuses.append(reply.status_code)
+
+    with program(*command, announces="the gateway is at ") as (process, url):
+        await trio.to_thread.run_sync(until_all_serve, process, url, 2)
+        with trio.fail_after(PATIENCE):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(post, url)
+                await trio.sleep(1)  # it is answered the same if it comes later
+                process.send_signal(signal.SIGINT)
+            told, _ = await trio.to_thread.run_sync(process.communicate)
+    assert statuses == [503]
+    assert "SIGKILL" not in told, told
+
+
 def test_several_processes_need_a_folder() -> None:
     import subprocess
 
