@@ -73,6 +73,40 @@ def test_a_schedule_is_due_at_its_time(opened: Opened) -> None:
     assert [schedule.id for schedule in tables.schedules_due(5.0, 10)] == [2, 1]
 
 
+def test_a_transaction_finds_the_schedules_that_it_has_put_and_dropped(opened: Opened) -> None:
+    def put(id: int, next: float | None) -> None:
+        submitted = SubmittedJob(name="echo", payload="1", lane="main", session=None)
+        tables.put_schedule(
+            DurableSchedule(name=f"s{id}", job=submitted, every=1.0, id=id, next=next)
+        )
+
+    def found(after: int = 0, limit: int = 9) -> list[int]:
+        return [one.id for one in tables.schedules(after, limit)]
+
+    def due(time: float, limit: int = 9) -> list[int]:
+        return [one.id for one in tables.schedules_due(time, limit)]
+
+    tables = opened()
+    for id in range(1, 5):
+        put(id, float(id))
+    tables = opened()
+    put(1, 9.0)
+    put(2, None)
+    put(5, 2.5)
+    tables.drop_schedule(3)
+    put(6, 6.0)
+    tables.drop_schedule(6)
+    for _ in range(2):
+        assert (found(), found(1, 2), found(4)) == ([1, 2, 4, 5], [2, 4], [5])
+        assert (due(9.0), due(9.0, 1), due(3.0)) == ([5, 4, 1], [5], [5])
+        assert [tables.schedule(f"s{id}") is None for id in range(1, 8)] == [
+            *[False, False, True, False, False],
+            *[True, True],
+        ]
+        assert tables.schedule("s1").next == 9.0
+        tables = opened()
+
+
 def test_a_job_is_over_at_the_time_at_which_it_expires(opened: Opened) -> None:
     tables = opened()
     tables.insert(job(1, expires=5.0))

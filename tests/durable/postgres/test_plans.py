@@ -23,6 +23,7 @@ INSERT INTO {0}.settings SELECT 'pause', 'other' || n, '1' FROM generate_series(
 INSERT INTO {0}.lists SELECT 'other', n, '', 0, '' FROM generate_series(1, 500) AS n;
 INSERT INTO {0}.requests SELECT n + 2, 'lock k', 'me', 'false', NULL, NULL, 0
     FROM generate_series(1, 500) AS n;
+INSERT INTO {0}.schedules SELECT n + 2, 's' || n, NULL, '' FROM generate_series(1, 500) AS n;
 INSERT INTO {0}.marks SELECT 'other', n, 1, 1, 1 FROM generate_series(1, 500) AS n;
 """
 
@@ -37,6 +38,7 @@ async def test_a_batch_reads_by_an_index_what_was_empty_when_it_was_planned(
         "drop_items": [["list", 1]],
         "cut_items": [["list", 100]],
         "cut_requests": [1, 2],
+        "cut_schedules": [[1], [2]],
         "cut_marks": [["meter", 100]],
     }
     guessed = {"tickets": ["ticket"], "keys": ["key"], "sessions": ["session"]}

@@ -13,6 +13,7 @@ import trio.testing
 
 from trio_lanes import Coalesce, RateLimit
 from trio_lanes.durable import (
+    DurableSchedule,
     DurableState,
     Finish,
     LaneLimit,
@@ -32,6 +33,7 @@ from trio_lanes.durable.acts.locks import Acquire, Release, Spend
 from trio_lanes.durable.acts.logs import WriteLog
 from trio_lanes.durable.acts.orders import Clear, Configure
 from trio_lanes.durable.acts.runs import LendSlot, RegainSlot, Send
+from trio_lanes.durable.acts.schedules import DropSchedule, FireSchedule, PutSchedule, SchedulesOf
 
 from .server import Server
 
@@ -202,6 +204,32 @@ async def test_a_claim_of_a_new_lane_reads_nothing_where_its_batch_has_made_all_
         assert later < 0
         assert len((await store.step(3, [], 9)).claims) == 1
         assert len(trips) == 2
+        assert undone == []
+        await store.leave()
+
+
+async def test_schedules_are_set_and_fire_without_the_lock(
+    server: Server, namespace: str, trips: list[str], undone: list[BaseException]
+) -> None:
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(opening()):
+        await store.join("me")
+        await trio.sleep(0.2)  # it listens by then
+        await store.do(Enqueue([SubmittedJob(name="b")]), "t0")
+        of = DurableSchedule(name="s", job=SubmittedJob(name="a"), every=9.0, next=5.0)
+        trips.clear()
+        await store.do(PutSchedule(of), "t1")
+        assert len(trips) == 3  # the schedule of this name, the first that is due, the commit
+        _, (first,) = await store.look(SchedulesOf("s", None))
+        trips.clear()
+        fires = FireSchedule(
+            *("s", first.version, 5.0, 14.0, 5.0, 0, "skip", "{}", None), (first.job,)
+        )
+        assert await store.do(fires, "t2")
+        assert len(trips) == 3
+        assert len((await store.step(1, [], 9)).claims) == 1
+        assert await store.do(DropSchedule("s"), "t3")
+        assert (await store.look(SchedulesOf("s", None)))[1] == []
         assert undone == []
         await store.leave()
 

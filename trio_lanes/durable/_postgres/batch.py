@@ -150,6 +150,17 @@ BEGIN
             SELECT jsonb_array_elements_text(made -> 'cut_requests')::bigint
         ));
     END IF;
+    IF made ? 'cut_schedules' THEN
+        DELETE FROM schedules WHERE id = ANY (ARRAY(
+            SELECT (jsonb_array_elements(made -> 'cut_schedules') ->> 0)::bigint
+        ));
+    END IF;
+    IF made ? 'schedules' THEN
+        INSERT INTO schedules (id, name, next, data)
+            SELECT (r ->> 0)::bigint, r ->> 1, (r ->> 2)::double precision, r ->> 3
+            {_ITEMS.format("schedules")}
+            ON CONFLICT (id) DO UPDATE SET next = excluded.next, data = excluded.data;
+    END IF;
     IF made ? 'marks' THEN
         INSERT INTO marks
             SELECT r ->> 0, (r ->> 1)::bigint, (r ->> 2)::double precision, (r ->> 3)::bigint,

@@ -13,7 +13,7 @@ one of these ways:
 * *Locked*: two trips, between which this instance alone may commit. So is it done by who has lost
   `LATE_IN_A_ROW` times, since two instances that are busy would lose most of their work; until
   `CALM_AFTER` batches in a row found that nobody else had committed. Also, where an act needs what
-  `put_batch` cannot do (a schedule, a deleted job), or nothing is cached.
+  `put_batch` cannot do (a deleted job), or nothing is cached.
 * *Of a snapshot*: questions, while nothing is cached, or if others commit between two of their
   reads. Else they are free, and read in one trip what they look up and what others have changed.
 
@@ -53,8 +53,10 @@ from .._sql.small_tables import (
     CUT_LISTS,
     CUT_MARKS,
     DROP_ITEMS,
+    DROP_SCHEDULES,
     DROP_SETTINGS,
     PUT_ITEMS,
+    PUT_SCHEDULES,
     PUT_SETTINGS,
 )
 from .._sql.statements import Many
@@ -142,6 +144,8 @@ _SNAPSHOTS: Final = (
 _PARTS: Final = {
     PUT_SETTINGS: "settings",
     DROP_SETTINGS: "dropped",
+    PUT_SCHEDULES: "schedules",
+    DROP_SCHEDULES: "cut_schedules",
     DROP_ITEMS: "drop_items",
     PUT_ITEMS: "items",
     CUT_LISTS: "cut_items",

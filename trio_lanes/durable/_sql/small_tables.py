@@ -2,8 +2,8 @@
 
 * The settings are read in one query at the first use of one, and kept.
 * What is written waits for the end of the transaction, so a transaction makes few trips to a
-  server. A query of lists puts what waits over what it reads; one of another table writes before
-  what waits for that table.
+  server. A query of lists or schedules puts what waits over what it reads; one of another table
+  writes before what waits for that table.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -57,11 +58,20 @@ CUT_MARKS: Final = Many(
     "DELETE FROM main.marks USING v WHERE marks.[meter] = v.meter AND marks.number <= v.last",
     "meter text, last bigint",
 )
+PUT_SCHEDULES: Final = Many(
+    "INSERT INTO main.schedules SELECT v.id, v.name, v.next, v.data FROM v WHERE true"
+    " ON CONFLICT (id) DO UPDATE SET next = excluded.next, data = excluded.data",
+    "id bigint, name text, next float8, data text",
+)
+DROP_SCHEDULES: Final = Many(
+    "DELETE FROM main.schedules USING v WHERE schedules.id = v.id", "id bigint"
+)
 _MARK_WRITES: Final = (ADD_MARKS, CUT_MARKS)
 _WRITES: Final = (
     *(DROP_ITEMS, PUT_ITEMS, CUT_LISTS),
     *_MARK_WRITES,
     *(DROP_SETTINGS, PUT_SETTINGS),
+    *(DROP_SCHEDULES, PUT_SCHEDULES),
 )
 _REQUEST_FIELDS: Final = [field.name for field in attrs.fields(Request)]
 SELECT_REQUESTS: Final = f"SELECT {', '.join(_REQUEST_FIELDS)} FROM main.requests WHERE "
@@ -69,10 +79,6 @@ _PUT_REQUEST: Final = (
     f"INSERT INTO main.requests ({', '.join(_REQUEST_FIELDS)})"
     f" VALUES ({', '.join(f':{field}' for field in _REQUEST_FIELDS)})"
     " ON CONFLICT (id) DO UPDATE SET served = excluded.served, since = excluded.since"
-)
-_PUT_SCHEDULE: Final = (
-    "INSERT INTO main.schedules (id, name, next, data) VALUES (:id, :name, :next, :data)"
-    " ON CONFLICT (id) DO UPDATE SET next = excluded.next, data = excluded.data"
 )
 
 
@@ -231,28 +237,38 @@ class SmallTables(Settings, ABC):
     # ---- schedules
 
     def schedule(self, name: str) -> DurableSchedule | None:
-        return next(iter(self._schedules("[name] = :name", {"name": name})), None)
+        found = self._schedules("[name] = :name", {"name": name}, 1)
+        return next((one for one in found if one.name == name), None)
 
-    def _schedules(self, where: str, values: Values) -> list[DurableSchedule]:
-        rows = self._execute(f"SELECT data FROM main.schedules WHERE {where}", values)
-        return [decode(data) for (data,) in rows]
+    def _schedules(
+        self, where: str, values: Mapping[str, Any], limit: int
+    ) -> list[DurableSchedule]:
+        """Return the unwritten schedules, and so many of those that fulfil a condition."""
+        put, dropped = self._unwritten[PUT_SCHEDULES], self._unwritten[DROP_SCHEDULES]
+        rows = self._execute(
+            f"SELECT data FROM main.schedules WHERE {where} LIMIT :limit",
+            {**values, "limit": limit + len(put) + len(dropped)},
+        )
+        written: list[DurableSchedule] = [decode(data) for (data,) in rows]
+        others = [one for one in written if one.id not in put and one.id not in dropped]
+        return others + [decode(data) for *_, data in put.values()]
 
     def schedules(self, after: int, limit: int) -> list[DurableSchedule]:
-        of = {"after": after, "limit": limit}
-        return self._schedules("id > :after ORDER BY id LIMIT :limit", of)
+        found = self._schedules("id > :after ORDER BY id", {"after": after}, limit)
+        return sorted((one for one in found if one.id > after), key=attrgetter("id"))[:limit]
 
     def schedules_due(self, time: float, limit: int) -> list[DurableSchedule]:
-        of = {"time": time, "limit": limit}
-        return self._schedules("next <= :time ORDER BY next, id LIMIT :limit", of)
+        found = self._schedules("next <= :time ORDER BY next, id", {"time": time}, limit)
+        due = [one for one in found if one.next is not None and one.next <= time]
+        return sorted(due, key=attrgetter("next", "id"))[:limit]
 
     def put_schedule(self, schedule: DurableSchedule) -> None:
-        self._small_writes += 1
-        values = {"id": schedule.id, "name": schedule.name, "next": schedule.next}
-        self._execute(_PUT_SCHEDULE, {**values, "data": encode(schedule)})
+        id = schedule.id
+        self._write(PUT_SCHEDULES, id, (id, schedule.name, schedule.next, encode(schedule)))
 
     def drop_schedule(self, id: int) -> None:
-        self._small_writes += 1
-        self._execute("DELETE FROM main.schedules WHERE id = :id", {"id": id})
+        self._unwritten[PUT_SCHEDULES].pop(id, None)
+        self._write(DROP_SCHEDULES, id, (id,))
 
     # ---- marks of rates
 
