@@ -41,6 +41,7 @@ from trio_lanes.durable._sql.tables import DUE, SPECIAL, SUSPECTED
 from trio_lanes.durable._wire.codec import decode
 from trio_lanes.durable.acts.inspection import AllStatistics, Repair, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable.acts.locks import Acquire, Release
 from trio_lanes.durable.acts.orders import Configure, Purge
 from trio_lanes.durable.testing import Life, simulate
 
@@ -241,6 +242,25 @@ async def test_what_another_instance_has_started_counts_for_the_rate_of_a_lane(
         await one.do(Configure({"rated": more}, None, {}), "")
         assert len((await two.step(3, [], 9)).claims) == 1
         assert caught_up[:3] == [True] * 3
+
+
+async def test_requests_for_a_lock_are_known_to_instances_that_have_not_made_them(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    async with opened(server, namespace, 2) as (one, two):
+        first, second = [await store.do(Acquire("k", False), "") for store in (one, two)]
+        assert first is not None
+        assert second is not None
+        assert first[1] is not None
+        assert second[1] is None
+        later = PostgresStore(server.dsn(), namespace=namespace)
+        async with later.open(opening()):
+            (lock,) = (await later.look(AllStatistics())).locks
+            assert (lock.holding, lock.waiting) == (1, 1)
+        await one.do(Release(first[0], True), "")
+        assert await two.served(second[0]) is not None
+        assert caught_up
+        assert all(caught_up)
 
 
 async def test_jobs_that_ran_in_a_crash_elsewhere_are_known_as_suspects(
