@@ -39,7 +39,7 @@ from trio_lanes.durable._sql.rows import COLUMNS
 from trio_lanes.durable._sql.small_tables import SELECT_REQUESTS, SETTINGS
 from trio_lanes.durable._sql.tables import DUE, SPECIAL, SUSPECTED
 from trio_lanes.durable._wire.codec import decode
-from trio_lanes.durable.acts.inspection import AllStatistics, Repair, StatusOf
+from trio_lanes.durable.acts.inspection import AllStatistics, Check, Repair, StatusOf
 from trio_lanes.durable.acts.jobs import Enqueue
 from trio_lanes.durable.acts.locks import Acquire, Release
 from trio_lanes.durable.acts.orders import Configure, Purge
@@ -169,12 +169,12 @@ def test_a_cache_that_deltas_brought_up_to_date_has_what_the_tables_have(
 # By hand
 
 
-def opening(worker: bool = True, **lanes: LaneLimit) -> Opening:
+def opening(worker: bool = True, hold: bool = False, **lanes: LaneLimit) -> Opening:
     return Opening(
         names=frozenset({"a"}),
         lanes={"main": LaneLimit(9), **lanes},
         max_crashes=3,
-        hold=False,
+        hold=hold,
         result_ttl=100.0,
         lease_ttl=3600.0,
         worker=worker,
@@ -183,14 +183,14 @@ def opening(worker: bool = True, **lanes: LaneLimit) -> Opening:
 
 @asynccontextmanager
 async def opened(
-    server: Server, namespace: str, number: int, **lanes: LaneLimit
+    server: Server, namespace: str, number: int, hold: bool = False, **lanes: LaneLimit
 ) -> AsyncIterator[list[PostgresStore]]:
     """Open stores of a namespace, with an instance each, that listen to each other."""
     stores = [PostgresStore(server.dsn(), namespace=namespace) for _ in range(number)]
     listening = f"SELECT count(*) FROM {namespace}.listeners"
     async with AsyncExitStack() as stack:
         for place, store in enumerate(stores):
-            await stack.enter_async_context(store.open(opening(**lanes)))
+            await stack.enter_async_context(store.open(opening(hold=hold, **lanes)))
             await store.join(f"me{place}")
         with trio.fail_after(60):
             while server.run(listening) != [(number,)]:  # noqa: ASYNC110 - it tells nobody
@@ -224,6 +224,21 @@ async def test_who_looks_after_many_batches_has_the_last_word_on_each_job(
         caught_up.clear()
         assert [claim.id for claim in (await one.step(2, [], 9)).claims] == [ids[2]]
         assert caught_up == [True]
+
+
+async def test_a_dead_job_that_keeps_its_place_closes_its_session_on_other_instances_too(
+    server: Server, namespace: str, caught_up: list[bool]
+) -> None:
+    async with opened(server, namespace, 2, hold=True) as (one, two):
+        await enqueue(two, job(session="s"), job(session="s"))  # it knows the queue
+        (claim,) = (await one.step(1, [], 9)).claims
+        caught_up.clear()
+        error = '{"type": "E", "message": "no", "traceback": ""}'
+        await one.step(2, [Finish(claim.id, claim.fence, Died(error))], 0)
+        await enqueue(two, job(session="s"))
+        assert (await two.step(1, [], 9)).claims == ()
+        assert caught_up[:1] == [True]
+        assert (await two.look(Check())).problems == ()
 
 
 async def test_what_another_instance_has_started_counts_for_the_rate_of_a_lane(

@@ -68,7 +68,8 @@ class Changes:
         long: list[Row] = []
         over = dict(self.deleted)
         for job in self.jobs.values():
-            if job.state not in _NOT_OVER:
+            # a dead job may keep its place, and its session closed
+            if job.state not in _NOT_OVER and job.place is None:
                 over[job.id] = job.lane
             elif sum(len(text) for text in _texts_of(job) if text is not None) > LONG_TEXTS:
                 long.append(_all_but_texts_of(job))
