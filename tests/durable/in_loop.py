@@ -22,6 +22,7 @@ from trio_lanes.durable import SqliteStore
 from trio_lanes.durable._rules.engine_store import EngineStore
 from trio_lanes.durable._sql.act_thread import ActThread, HandedAct
 from trio_lanes.durable._sqlite.guest import host
+from trio_lanes.durable.storage import MemoryNamespace, MemoryStorage, StorageStore
 
 
 class AtOnce:
@@ -86,3 +87,11 @@ async def served_sqlite() -> AsyncIterator[Shared]:
 
         async with host(store) as owner:
             yield Shared(owner.guest, jump)
+
+
+@asynccontextmanager
+async def over_storage() -> AsyncIterator[Shared]:
+    """A storage in memory, of which each connection of an instance has an image of its own."""
+    clock, ahead = trio.lowlevel.current_clock(), [0.0]
+    memory = MemoryNamespace(lambda: clock.current_time() + sum(ahead))
+    yield Shared(lambda: StorageStore(lambda me: MemoryStorage(memory)), ahead.append)

@@ -22,6 +22,7 @@ ORDER = (
     "acts",  # what a store is asked: acts and questions, each with its rule
     "_wire",  # the calls of a store as messages
     "_sql",  # what the stores in SQL databases share
+    "_chain",  # the store over a `Storage`
     "_memory",  # the store in memory
     "_sqlite",  # the store in a SQLite file
     "_postgres",  # the store in a schema of a PostgreSQL database
@@ -29,6 +30,7 @@ ORDER = (
     "_runs",  # one instance: it claims jobs, runs them, and keeps its lease
     "_lanes",  # the objects that users hold
     "store",  # the public door for authors of stores
+    "storage",  # the public door for authors of engines
     "durable",  # the public door
     "testing",  # faulty clusters, random lives
 )
@@ -92,7 +94,7 @@ def test_imports_for_type_checkers_are_counted() -> None:
 
 
 def test_the_stores_do_not_import_each_other() -> None:
-    stores = {"_memory", "_sqlite", "_postgres", "_valkey"}
+    stores = {"_chain", "_memory", "_sqlite", "_postgres", "_valkey"}
     for parts in MODULES:
         if package_of(parts) in stores:
             others = stores - {package_of(parts)}
@@ -100,7 +102,7 @@ def test_the_stores_do_not_import_each_other() -> None:
 
 
 def test_runs_and_what_users_hold_import_nothing_of_a_store() -> None:
-    stores = {"_memory", "_sql", "_sqlite", "_postgres", "_valkey"}
+    stores = {"_chain", "_memory", "_sql", "_sqlite", "_postgres", "_valkey"}
     for parts in MODULES:
         if package_of(parts) in {"_runs", "_lanes"}:
             assert stores.isdisjoint(map(package_of, imports(parts))), parts

@@ -9,12 +9,13 @@ import pytest
 from trio.testing import MockClock
 
 from tests.durable.conformance.bench import LEASE, Bench, new_job
-from tests.durable.conformance.stores import memory, sqlite
+from tests.durable.conformance.stores import memory, sqlite, storage
 from tests.durable.conformance.suite import durable_store_suite, play
 from trio_lanes.durable import MemoryStore, SqliteStore
 
 TestMemoryStore = durable_store_suite(memory(), clock=MockClock)
 TestSqliteStore = durable_store_suite(sqlite, clock=MockClock)
+TestStorageStore = durable_store_suite(storage(), clock=MockClock)
 
 # In real time the whole takes half a minute for each store, and a machine that stands still for a
 # second fails some of it; a few that it cannot fail are always run.
@@ -23,7 +24,7 @@ if os.environ.get("TRIO_LANES_LONG_TESTS"):
     TestSqliteStoreInRealTime = durable_store_suite(sqlite)
 
 
-@pytest.mark.parametrize("make", [memory(), sqlite], ids=["memory", "sqlite"])
+@pytest.mark.parametrize("make", [memory(), sqlite, storage()], ids=["memory", "sqlite", "storage"])
 @pytest.mark.parametrize(
     "name",
     [

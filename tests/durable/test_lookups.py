@@ -1,6 +1,7 @@
 """Lookups of tables at the edge: what is equal, what comes first, what is read anew from a file.
 
-Each is looked up in the tables in memory, which define it, and in those of a SQLite file.
+Each is looked up in the tables in memory, which define it, in those of a SQLite file, and over a
+storage.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from trio_lanes.durable import DurableSchedule, DurableState
+from trio_lanes.durable._chain.batches import StorageTables
 from trio_lanes.durable._contract.records import SubmittedJob
 from trio_lanes.durable._memory.tables import MemoryTables
 from trio_lanes.durable._rules.job_record import JobRecord
@@ -20,16 +22,35 @@ from trio_lanes.durable._rules.request import Request
 from trio_lanes.durable._rules.tables import ListItem
 from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
+from trio_lanes.durable.storage import MemoryNamespace, MemoryStorage
 
 Opened = Callable[[], Any]
 """Returns tables that have read nothing yet, where they are in a file."""
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+def over_storage() -> Opened:
+    memory = MemoryNamespace(lambda: 1.0)
+    last: list[StorageTables] = []
+
+    def open() -> StorageTables:
+        while last:
+            last.pop().commit(look=False, news=())
+        tables = StorageTables(MemoryStorage(memory), "me", (), lambda: 1.0, lambda: None)
+        tables.begin(write=True)
+        last.append(tables)
+        return tables
+
+    return open
+
+
+@pytest.fixture(params=["memory", "sqlite", "storage"])
 def opened(request: pytest.FixtureRequest) -> Iterator[Opened]:
     if request.param == "memory":
         kept = MemoryTables()
         yield lambda: kept
+        return
+    if request.param == "storage":
+        yield over_storage()
         return
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         fill(connection)

@@ -4,6 +4,7 @@ The model is three facts for each job: where it stands in its session, whether i
 and how it ended. It knows nothing of ready lists, places or SQL.
 """
 
+import itertools
 import json
 import sqlite3
 import tempfile
@@ -23,6 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from tests.support.chaos import examples
 from trio_lanes import LaneFullError
 from trio_lanes.durable import KeyConflictError, SubmittedJob
+from trio_lanes.durable._chain.batches import StorageTables
 from trio_lanes.durable._contract.records import (
     Cancelled,
     Claim,
@@ -46,6 +48,7 @@ from trio_lanes.durable._sqlite.schema import fill
 from trio_lanes.durable._sqlite.tables import SqliteTables
 from trio_lanes.durable.acts.inspection import Check
 from trio_lanes.durable.acts.orders import Cancel, Clear, Configure, Pause, Purge, Requeue, Resume
+from trio_lanes.durable.storage import MemoryNamespace, MemoryStorage
 
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": ""})
 SESSIONS = [None, "a", "b", "c"]
@@ -545,6 +548,84 @@ class OverSqliteAskedHolding(OverSqliteAsked):
     hold = True
 
 
+class OverStorage(StoreMachine):
+    """Every act is a batch of its own; a crash leaves what is committed."""
+
+    def open_tables(self) -> StorageTables:
+        self.memory = MemoryNamespace(lambda: self.now)
+        return self.open_another()
+
+    def open_another(self) -> StorageTables:
+        name = f"instance {next(self.names)}"
+        storage = MemoryStorage(self.memory)
+        self.memory.listeners[storage] = lambda hint: None  # so that batches say what they change
+        tables = StorageTables(storage, name, (), lambda: self.now, lambda: None)
+        tables.begin(write=True)
+        return tables
+
+    names = itertools.count()
+
+    def commit(self) -> None:
+        self.tables.commit(look=False, news=())
+        self.tables.begin(write=True)
+
+    def crash_tables(self) -> None:
+        self.tables = self.open_another()
+
+
+class OverStorageHolding(OverStorage):
+    hold = True
+
+
+class OverStorageAsked(OverStorage):
+    """Another instance writes as well, and says what; and hardly anything fits into memory."""
+
+    def __init__(self) -> None:
+        self.patch = mock.patch.multiple(
+            "trio_lanes.durable._chain.tables",
+            QUEUE_FRONT=2,
+            LIST_FRONT=2,
+            PAGE=2,
+            QUEUES_KEPT=2,
+            PAYLOADS=9,
+        )
+        self.patch.start()
+        super().__init__()
+
+    def open_tables(self) -> StorageTables:
+        tables = super().open_tables()
+        self.other: StorageTables | None = None
+        return tables
+
+    @contextmanager
+    def by_another(self) -> Iterator[None]:
+        mine = self.engine, self.tables
+        self.tables.commit(look=False, news=())
+        if self.other is None:
+            self.other = self.open_another()
+        else:
+            self.other.hear(None)
+            self.other.begin(write=True)
+        self.tables = self.other
+        try:
+            self.engine = Engine(self.tables, self.opening)
+            self.engine.now = self.now
+            yield
+            self.tables.commit(look=False, news=())
+        finally:
+            self.engine, self.tables = mine
+            self.tables.hear(None)
+            self.tables.begin(write=True)
+
+    def teardown(self) -> None:
+        self.patch.stop()
+        super().teardown()
+
+
+class OverStorageAskedHolding(OverStorageAsked):
+    hold = True
+
+
 def lives(n: int) -> hypothesis.settings:
     return hypothesis.settings(max_examples=examples(n), stateful_step_count=12, deadline=None)
 
@@ -561,3 +642,11 @@ TestOverSqliteAsked = OverSqliteAsked.TestCase
 TestOverSqliteAsked.settings = lives(15)
 TestOverSqliteAskedHolding = OverSqliteAskedHolding.TestCase
 TestOverSqliteAskedHolding.settings = lives(15)
+TestOverStorage = OverStorage.TestCase
+TestOverStorage.settings = lives(30)
+TestOverStorageHolding = OverStorageHolding.TestCase
+TestOverStorageHolding.settings = lives(30)
+TestOverStorageAsked = OverStorageAsked.TestCase
+TestOverStorageAsked.settings = lives(30)
+TestOverStorageAskedHolding = OverStorageAskedHolding.TestCase
+TestOverStorageAskedHolding.settings = lives(30)

@@ -15,9 +15,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.durable.conformance.stores import memory, sqlite
+from tests.durable.conformance.stores import memory, sqlite, storage
 from tests.durable.conformance.twins import compare_stores
-from tests.durable.in_loop import in_loop, served_sqlite
+from tests.durable.in_loop import in_loop, over_storage, served_sqlite
 from tests.durable.planted import FAULTS
 from tests.support.chaos import number, times
 from tests.support.fresh import SEED
@@ -55,6 +55,12 @@ def test_a_run_that_is_given_up_ends_after_one_call_of_the_store_and_takes_no_sl
 def test_nothing_is_wrong_in_a_life_on_a_served_file(seed: int) -> None:
     with in_loop():
         assert simulate(Life(seed), served_sqlite) == []
+
+
+@pytest.mark.seeds(6)
+def test_nothing_is_wrong_in_a_life_over_a_storage(seed: int) -> None:
+    with in_loop():
+        assert simulate(Life(seed), over_storage) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -170,6 +176,11 @@ async def test_a_life_reports_a_broken_rule(
 @pytest.mark.parametrize("seed", range(12))
 def test_the_store_in_memory_and_sqlite_answer_the_same(seed: int) -> None:
     assert compare_stores(memory(), sqlite, seed=seed) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_store_in_memory_and_that_over_a_storage_answer_the_same(seed: int) -> None:
+    assert compare_stores(memory(), storage(), seed=seed) == []
 
 
 def test_a_comparison_says_where_two_stores_differ() -> None:

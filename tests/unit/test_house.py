@@ -58,6 +58,13 @@ SAME_IDEA = {
         ("LOOKS_EVERY", "PASSING", "RECONNECT_AFTER"),
         "how a client of a server looks again, tries again and connects again",
     ),
+    **dict.fromkeys(
+        (
+            *("CLOCK_SET_BY", "Head", "Hint", "Image", "JOINED_FOR", "LATE_IN_A_ROW", "LIST_FRONT"),
+            *("LOOKED_UP_AFTER", "NOTIFIED", "QUEUE_FRONT", "TryAgainError"),
+        ),
+        "how batches of a chain are made, over PostgreSQL and over a storage",
+    ),
 }
 """Names that stand twice, and the one idea that each of them stands for."""
 

@@ -62,6 +62,10 @@ class Running:
         for ids in self._not_lent.values():  # it may have come from another incarnation
             ids.discard(id)
 
+    def all(self) -> Iterable[JobRecord]:
+        """Return the runs whose records are known."""
+        return self._records.values()
+
     def count_and_suspects(self, instance: str) -> tuple[int, list[JobRecord]]:
         """Return how many runs of an instance have not lent their slots, and its suspects.
 

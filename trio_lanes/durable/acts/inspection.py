@@ -431,11 +431,12 @@ def _checked(queues: Queues, *, repair: bool) -> CheckReport:
     tables = queues.tables
     problems = list(tables.inspect())
     repaired = 0
+    jobs = tables.all_live()  # first: tables may hear of other instances meanwhile
     known = {info.id for info in tables.of(INSTANCES).values()}
     lanes = tables.of(LIMITS)
     lost: defaultdict[str | None, list[JobRecord]] = defaultdict(list)  # runs of no instance
     wrong: list[tuple[str, JobRecord, bool]] = []  # (problem, job, whether it should be ready)
-    for session, in_session in groupby(tables.all_live(), key=lambda job: job.session):
+    for session, in_session in groupby(jobs, key=lambda job: job.session):
         queue = _with_heads(session, in_session)
         for job, is_head in queue:
             problem = _wrong_with(job, is_head)
