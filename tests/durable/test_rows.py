@@ -99,3 +99,14 @@ def test_a_change_of_many_jobs_finds_each_by_its_number(connection: sqlite3.Conn
         assert [step for step in plan if "jobs" in step] == [
             "SEARCH jobs USING INTEGER PRIMARY KEY (rowid=?)"
         ]
+
+
+def test_a_job_that_has_changed_before_it_was_inserted_is_unwritten_once(
+    connection: sqlite3.Connection,
+) -> None:
+    rows = SqliteRows(connection.execute)
+    first, second = (JobRecord(**{"id": id, **PLAIN}) for id in (1, 2))
+    rows.change(first, ["shelf"])
+    rows.insert(first)
+    rows.insert(second)
+    assert sorted(job.id for job in rows.unwritten()) == [1, 2]

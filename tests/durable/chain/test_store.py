@@ -270,6 +270,7 @@ async def test_a_hint_for_a_listener_that_is_slow_or_gone_is_lost() -> None:
 def test_a_hint_for_a_run_that_has_ended_is_lost() -> None:
     memory = MemoryNamespace()
     storage = MemoryStorage(memory)
+    storage.cut()  # nothing stands still in memory
 
     async def listens() -> None:
         hints = storage.hints()

@@ -193,6 +193,7 @@ def test_counts_that_are_wrong_are_found_and_counted_anew(place: Place) -> None:
     tables = place.open()
     tables.insert(job(1))
     tables.count_end("main", ENDED)
+    assert tables.inspect() == []  # before it is written
     commit(tables)
     assert tables.inspect() == []
     assert not tables.recount()

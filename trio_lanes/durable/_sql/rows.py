@@ -149,8 +149,9 @@ class Rows(ABC):
         self._clear()
 
     def unwritten(self) -> Iterable[JobRecord]:
-        """Return the jobs with unwritten changes."""
-        return (*self._new.values(), *(job for job, _ in self._changed.values()))
+        """Return the jobs with unwritten changes, each once."""
+        changed = {id: job for id, (job, _) in self._changed.items()}
+        return (self._new | changed).values()  # a new one may have changed before it was inserted
 
     def is_unwritten(self, coalesce: str) -> bool:
         """Whether an unwritten job has a key to coalesce by, or may have given it up."""
