@@ -400,3 +400,21 @@ def test_a_dead_job_that_keeps_its_place_is_the_head_of_its_session_for_others_t
     again(theirs)
     assert theirs.head("s") is head
     assert head.state is DurableState.DEAD
+
+
+def test_the_last_jobs_of_a_lane_are_read_in_pages_and_fronts_are_dropped_when_they_are_many(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trio_lanes.durable._chain.tables.PAGE", 2)
+    monkeypatch.setattr("trio_lanes.durable._chain.tables.QUEUES_KEPT", 1)
+    tables = place.open()
+    for id in range(1, 6):
+        tables.insert(job(id, session=f"s{id}", place=id))
+    commit(tables)
+    changed = tables.get(4)
+    assert changed is not None
+    tables.update(changed, priority=1)
+    assert [one.id for one in tables.clearable("main", None, 5, 9)] == [4, 3, 2, 1]
+    heads = [tables.head(f"s{id}") for id in (1, 2)]
+    commit(tables)
+    assert [tables.head(f"s{id}") for id in (1, 2)] == heads
