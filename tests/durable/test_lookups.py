@@ -184,6 +184,30 @@ def test_the_suspects_of_an_instance_are_read_from_the_file(opened: Opened) -> N
     assert (count, [suspect.id for suspect in suspects]) == (2, [1])
 
 
+def test_the_lists_of_a_job_go_with_it_in_the_transaction_that_adds_to_them(
+    opened: Opened,
+) -> None:
+    tables = opened()
+    one = job(1, emitted=1, sent=1)
+    tables.insert(one)
+    tables = opened()
+    one = tables.get(1)
+    tables.append(one.event_list, ListItem(2, "1"))
+    tables.append(one.message_list, ListItem(1, "1", taken=False))
+    tables.delete(one)
+    tables = opened()
+    assert tables.last_item(one.event_list) == tables.last_item(one.message_list) == 0
+
+
+def test_the_lists_of_a_job_that_is_forgotten_at_once_go_with_it(opened: Opened) -> None:
+    tables = opened()
+    one = job(1, state=DurableState.SUCCEEDED, due=1.0, emitted=1)
+    tables.insert(one)
+    tables.append(one.event_list, ListItem(1, "1"))
+    assert tables.forget_due(2.0, 9) == 1
+    assert opened().last_item(one.event_list) == 0
+
+
 def test_a_transaction_finds_what_it_has_put_into_lists_and_dropped_from_them(
     opened: Opened,
 ) -> None:

@@ -143,6 +143,9 @@ class SqlTables(SmallTables):
         self._cache.changed(job, before, changes)
 
     def delete(self, job: JobRecord) -> None:
+        if job.emitted or job.sent:  # what waits to be written would outlive it
+            self.drop_items(job.event_list, taken=True)
+            self.drop_items(job.message_list, taken=True)
         self._rows.delete(job)
         self._cache.disappeared(job)
 

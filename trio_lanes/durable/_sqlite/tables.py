@@ -279,6 +279,7 @@ class SqliteTables(RemembersAnswers, SqlTables, Transactions):
             return 0
         self._cache.kept_until = None
         self._rows.flush()
+        self._flush_small()  # what is in the lists of these jobs goes with them
         forgotten = 0
         for state in ENDED:
             statement = "SELECT id FROM jobs WHERE state = ? AND due <= ? LIMIT ?"
