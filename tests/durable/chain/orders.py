@@ -6,14 +6,11 @@ later or never, and each may be lost.
 
 At a commit a fault may happen: its answer is lost; or all is lost; or its copy arrives at any later
 moment, also of one that was answered; or the instance dies before it or after it. A read may fail.
-Time may pass, so that leases end, and the storage may go back to what it had in the beginning.
-After each commit and at the end of each order the promises are compared with the maps, and at the
-end the images, too: each is what one is that has read all anew. Where a lease ended or an instance
-died, another one comes and runs what is left.
+At the end each image is what one is that has read all anew.
 
 All that an instance does follows from what its calls have answered. So two orders that lead to the
-same answers for all, and to the same batches, have the same end, and it is played once; `orders`
-counts both, and `plays` one.
+same answers for all, and to the same batches, have the same end, and it is played once;
+`number_of_orders` counts both.
 """
 
 from __future__ import annotations
@@ -34,14 +31,12 @@ from trio_lanes.durable._chain.memory import MemoryNamespace, MemoryStorage
 from trio_lanes.durable._chain.storage import Batch, Fate, Head, Question, Seen, StorageError
 from trio_lanes.durable._contract.protocol import REMEMBERED_FOR
 from trio_lanes.durable._rules.engine import Engine
-from trio_lanes.durable._rules.queues import Queues
 from trio_lanes.durable._rules.running import Running
 from trio_lanes.durable._rules.tables import INSTANCES
-from trio_lanes.durable._sql.act_thread import ActThread, HandedAct
+from trio_lanes.durable._sql.act_thread import HandedAct
 from trio_lanes.durable._sql.list_front import ListFront
 from trio_lanes.durable._sql.rows import COLUMNS
 from trio_lanes.durable._wire.codec import decode
-from trio_lanes.durable.acts.inspection import Check
 
 EPOCH = REMEMBERED_FOR * 6_000_000 - LEASE / 2
 """The time in the beginning: if time passes, answers are kept in another map."""
@@ -75,7 +70,7 @@ class Wire:
         instance = self._instance
         if instance.dying:
             raise Dead
-        fault = instance.point_or_none("read")
+        fault = instance.point("read")
         instance.learn("read", fault)
         if fault:
             raise StorageError("it fails")
@@ -86,7 +81,7 @@ class Wire:
         explorer = instance.explorer
         if instance.dying:
             raise Dead
-        fault = instance.point_or_none("commit")
+        fault = instance.point("commit")
         before = instance.learned
         instance.learn("commit", fault)
         if fault == "dies before it":
@@ -130,7 +125,7 @@ class _Came:
 
     def wait(self, seconds: float) -> None:
         if not self._is_set:
-            self._instance.point_or_none("wait")
+            self._instance.point("wait")
             if not self._is_set:
                 self._instance.explorer.time += seconds
             self._instance.learn("wait", "")
@@ -139,9 +134,10 @@ class _Came:
 class Instance(orders.Instance):
     """One instance, over a `Wire`."""
 
+    explorer: Explorer
+
     def __init__(self, explorer: Explorer, place: int) -> None:
         super().__init__(explorer, place)
-        self.explorer = explorer
         self.learned = 0  # a number for all that its calls have answered
         real = MemoryStorage(explorer.memory)
         if explorer.story.listens:
@@ -149,7 +145,6 @@ class Instance(orders.Instance):
         self.wire = Wire(self, real)
 
     def open(self) -> None:
-        """Read an image."""
         explorer = self.explorer
         self.tables = tables = StorageTables(
             self.wire, self.id, {"a"}, lambda: explorer.time, lambda: None
@@ -166,14 +161,7 @@ class Instance(orders.Instance):
                 tables.undo_acts([], error)
             else:
                 break
-        commit_acts = tables.commit_acts
-
-        def commit(engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
-            self.sealed = acts
-            commit_acts(engine, acts)
-
-        tables.commit_acts = commit  # type: ignore[method-assign]
-        self.thread = ActThread("it", tables, engine, 5.0, lambda *_: None)
+        self.act_over(tables, engine)
 
     def play(self, batches: Sequence[Sequence[Any]]) -> None:
         for batch in batches:
@@ -182,10 +170,6 @@ class Instance(orders.Instance):
                 all = self.explorer
                 self.learned = all.number_of("ask", self.learned, all.time, all.newest_told)
             super().play([batch])
-
-    def point_or_none(self, kind: str) -> str:
-        """Stand before a trip; but not before or after the orders that are explored."""
-        return self.point(kind) if self.explorer.playing else ""
 
     def learn(self, what: str, fault: str) -> None:
         """Note of what the answer of a call, and all that comes behind it, is a function."""
@@ -198,39 +182,27 @@ class Instance(orders.Instance):
 class Explorer(orders.Explorer):
     """Plays a story in every order.
 
-    Args:
-      broken: breaks the library, when all has happened that is the same in each order.
-
     Attributes:
       memory: the storage of all.
-      time: of all clocks, in seconds since the beginning.
       stored: a number for all batches that are in the storage.
       copies: the batches that may arrive yet: of whom, the batch, its acts, what made it.
-      plays: how many orders were played; `orders` has those that are the same, too.
     """
 
+    epoch = EPOCH
     instances: list[Instance]
 
-    def __init__(self, story: Story, *, broken: Callable[[], None] = lambda: None) -> None:
-        self.playing = False
-        self._break = broken
-        self.plays = 0
+    def __init__(self, story: Story, broken: Callable[[], None] = lambda: None) -> None:
         self._numbers: dict[Any, int] = {}
         self._seen: dict[State, list[State]] = {}  # {state: those that may come next}
-        self._checked: set[Any] = set()  # the maps of which all is known
-        super().__init__(story)
+        super().__init__(story, broken)
 
     def new(self) -> None:
         super().new()
-        self.time = 0.0
+        if self.plays % 300 == 0:
+            gc.collect()
+        self.memory = MemoryNamespace(lambda: self.now)
         self.stored = 0
-        self.copies: list[tuple[Instance, Batch, Sequence[HandedAct[Any]], int]] = []
         self.hints: list[deque[str]] = [deque() for _ in self.story.acts]  # under way
-        self._times = 0
-
-    @property
-    def now(self) -> float:
-        return EPOCH + self.time
 
     @property
     def turn(self) -> Any:
@@ -246,91 +218,46 @@ class Explorer(orders.Explorer):
 
     def explore(self, most: int = 100_000) -> int:
         with (
-            mock.patch("trio.lowlevel.current_trio_token"),
             mock.patch.object(batches, "LATE_IN_A_ROW", self.story.late),
             mock.patch.object(memory, "BATCHES_KEPT", self.story.kept),
         ):
-            self._prepare()
-            self._break()
             gc.disable()  # else it is chance how long records are known to nobody
             try:
-                super().explore(most)
+                return super().explore(most)
             finally:
                 gc.enable()
-        return self.orders
 
-    def _prepare(self) -> None:
-        self.memory = MemoryNamespace(lambda: self.now)
-        self._new_instances()
-        for one in self.instances:
-            one.join()
-        for one, acts in zip(self.instances, self.story.before, strict=False):
-            one.play(acts)
-        assert not self.wrong, self.wrong
-        self._first = _copy(self.memory)
-        self._first_of = [(one.number, one.runs, one._claimed_to) for one in self.instances]
-        self._first_told = dict(self.told), self.newest_told
-        self._first_seen = dict(self.labels), dict(self.jobs), dict(self.leases)
+    def prepare(self) -> None:
+        super().prepare()
+        self._first_data = _copy(self.memory)
 
-    def _new_instances(self) -> None:
-        self.instances = [Instance(self, place) for place in range(len(self.story.acts))]
-        for one in self.instances:  # now that all listen
-            one.open()
+    def new_instance(self, place: int) -> Instance:
+        return Instance(self, place)
+
+    def restore(self) -> None:
+        _put(self.memory, self._first_data)
+        super().restore()
 
     # ---- one order
 
-    def play(self) -> bool:
-        self.new()
-        self.plays += 1
-        if self.plays % 300 == 0:
-            gc.collect()
-        self.memory = MemoryNamespace(lambda: self.now)
-        self._restore()
-        self._new_instances()
-        for one, (number, runs, claimed_to) in zip(self.instances, self._first_of, strict=True):
-            one.number, one.runs, one._claimed_to = number, dict(runs), claimed_to
-        self.told, self.newest_told = dict(self._first_told[0]), self._first_told[1]
-        self.playing = True
-        try:
-            for one, acts in zip(self.instances, self.story.acts, strict=True):
-                one.start(acts)
-            return self._go_on()
-        finally:
-            self.playing = False
-            for one in self.instances:
-                if one.kind:
-                    one.go("end")
+    def go_on(self) -> bool:
+        self._at_state = self._state()
+        self._seen.setdefault(self._at_state, [])
+        return super().go_on()
 
-    def _go_on(self) -> bool:
-        faults, switches = self.story.faults, self.story.switches
-        last: Instance | None = None
-        state = self._state(faults, switches, last)
-        self._seen.setdefault(state, [])
-        while options := self._options(faults, switches, last):
-            who, what = options[self.choose(len(options)) if len(options) > 1 else 0]
-            self.way.append(f"{who.id if isinstance(who, Instance) else who} {what}".strip())
-            if isinstance(who, Instance):
-                is_fault = what in AT_COMMITS or what in AT_READS
-                faults -= is_fault
-                switches -= last is not None and who is not last and last.kind is not None
-                last = who
-                who.go(what if is_fault else "")
-            else:
-                self._happen(who, what)
-            self.tell()
-            before, state = state, self._state(faults, switches, last)
-            if self.is_new:
-                self._seen[before].append(state)
-                if state in self._seen:
-                    return True
-                self._seen[state] = []
-        self.playing = False
-        self._look_at_end()
-        self.tell()
-        return True
+    def is_known(self, before: Any, who: Any, what: str) -> bool:
+        was, now = self._at_state, self._state()
+        self._at_state = now
+        if not self.is_new:
+            return False
+        self._seen[was].append(now)
+        if now in self._seen:
+            return True
+        self._seen[now] = []
+        return False
 
-    def _state(self, faults: int, switches: float, last: Instance | None) -> State:
-        is_bound = switches < math.inf
+    def _state(self) -> State:
+        is_bound = self.switches < math.inf
         return (
             self.stored,
             self.turn,
@@ -338,8 +265,8 @@ class Explorer(orders.Explorer):
             tuple((batch.head.id, made_by) for _, batch, _, made_by in self.copies),
             self.time,
             tuple(map(tuple, self.hints)),
-            (faults, self.gone_back, self._times),
-            (switches, last.place if last and is_bound else 0),
+            (self.faults, self.gone_back, self.times),
+            (self.switches, self.last.place if self.last and is_bound else 0),
         )
 
     def number_of_orders(self) -> int:
@@ -356,53 +283,29 @@ class Explorer(orders.Explorer):
                 stack.pop()
         return number[next(iter(self._seen))]
 
-    def _options(
-        self, faults: int, switches: float, last: Instance | None
-    ) -> list[tuple[Any, str]]:
-        """Return what may come next: an instance and its trip or a fault, or what happens."""
-        options: list[tuple[Any, str]] = []
-        free = [one for one in self.instances if one.kind]
-        if last in free and switches <= 0:
-            free = [last]
-        kinds = self.story.kinds
-        for one in free:
-            assert one.kind is not None
-            options.append((one, one.kind))
-            if faults and one.kind in ("read", "commit"):
-                of = AT_COMMITS if one.kind == "commit" else AT_READS
-                options += [(one, fault) for fault in of if not kinds or fault in kinds]
-        options += [(f"copy {number}", "arrives") for number in range(len(self.copies))]
-        if free:
-            for place, hints in enumerate(self.hints):
-                if hints and self.instances[place].kind:
-                    options.append((f"hint to {place}", "comes"))
-                    options.append((f"hint to {place}", "is lost"))
-            if self._times < self.story.time:
-                options.append(("time", "passes"))
-            if self.story.back and not self.gone_back:
-                options.append(("the storage", "goes back"))
-        return options
+    def faults_at(self, one: Instance) -> Sequence[str]:
+        return {"commit": AT_COMMITS, "read": AT_READS}.get(str(one.kind), ())
 
-    def _happen(self, who: str, what: str) -> None:
-        if who.startswith("copy"):
-            self.commit(*self.copies.pop(int(who[5:])))
-        elif who.startswith("hint"):
-            place = int(who[8:])
-            self._hear(self.instances[place], self.hints[place].popleft(), what)
-        elif who == "time":
-            self._times += 1
-            self.time += LEASE * 2 / 3
-        else:
-            self.gone_back = True
+    def hints_under_way(self) -> list[tuple[Any, str]]:
+        return [
+            (f"hint to {place}", what)
+            for place, hints in enumerate(self.hints)
+            if hints and self.instances[place].kind
+            for what in ("comes", "is lost")
+        ]
+
+    def happen(self, who: str, what: str) -> None:
+        super().happen(who, what)
+        if what == "goes back":
             self.time += 0.001
-            self._restore()
-            self.decided.clear()
             self.stored = self.number_of("back", self.stored)
 
-    def _restore(self) -> None:
-        _put(self.memory, self._first)
-        labels, jobs, leases = self._first_seen
-        self.labels, self.jobs, self.leases = dict(labels), dict(jobs), dict(leases)
+    def arrive(self, *copy: Any) -> None:
+        self.commit(*copy)
+
+    def hear(self, who: str, what: str) -> None:
+        place = int(who[8:])
+        self._hear(self.instances[place], self.hints[place].popleft(), what)
 
     def hinted(self, to: Instance, hint: str) -> None:
         """Let an instance have a hint, now or later, if hints come."""
@@ -433,12 +336,12 @@ class Explorer(orders.Explorer):
             self.stored = self.number_of("batch", self.stored, batch.head.id, made_by)
             if newest.batch != before.batch + 1:
                 self.note(f"the batch {newest.batch} follows {before.batch}")
-            self._observe(writer, acts)
+            self.observe(writer, acts)
         return fate
 
     # ---- promises
 
-    def _observe(self, writer: Instance, acts: Sequence[HandedAct[Any]]) -> None:
+    def observe(self, writer: Instance, acts: Sequence[HandedAct[Any]]) -> None:
         maps = self.memory.maps
         found = [rows.row_of(text) for text in maps.get("jobs", {}).values()]
         leases = {}
@@ -450,43 +353,21 @@ class Explorer(orders.Explorer):
         jobs = sorted(tuple(row[place] for place in _PLACES) for row in found)
         self.look_at(jobs, leases, writer, acts)
 
-    def _look_at_end(self) -> None:
-        for each in self.instances:
-            each.dying = False  # its storage is used to look
-        self._observe(self.instances[0], ())
-        alive = self.look_at_end()
-        for one in alive:
-            assert isinstance(one, Instance)
-            try:
-                compare(caught_up(one.tables), self._anew())
-            except AssertionError as error:
-                self.note(f"the image of {one.id}: {' '.join(str(error).split())[:400]}")
-        if self._check() and (self.story.time or len(alive) < len(self.instances)):
-            self.time += 2 * LEASE
-            later = Instance(self, len(self.instances))
-            later.open()
-            self.instances.append(later)
-            self.look_at_rest(later)
+    def compare(self, one: Instance) -> None:
+        compare(caught_up(one.tables), self._anew())
 
     def _anew(self) -> StorageTables:
         """Return an image that has read all anew."""
         storage = MemoryStorage(self.memory)
         return caught_up(StorageTables(storage, "", (), lambda: self.time, lambda: None))
 
-    def _check(self) -> bool:
-        """Let the store check itself, unless it has had the same maps; return whether it was."""
+    def state_of_tables(self) -> Any:
         maps = self.memory.maps
-        state = tuple(frozenset(maps.get(kind, {}).items()) for kind in ("jobs", "whole"))
-        if state in self._checked:
-            return False
-        self._checked.add(state)
+        return tuple(frozenset(maps.get(kind, {}).items()) for kind in ("jobs", "whole"))
+
+    def look(self) -> tuple[Any, float]:
         tables = self._anew()
-        queues = Queues(tables, self.opening)
-        queues.now = tables.begin(write=False)
-        problems = Check().answer(queues).problems
-        if problems:
-            self.note(f"{problems}")
-        return True
+        return tables, tables.begin(write=False)
 
 
 def _copy(of: MemoryNamespace) -> Any:

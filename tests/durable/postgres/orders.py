@@ -1,42 +1,31 @@
 """Every order of the trips of some instances to one namespace, with faults.
 
-An `Explorer` plays a `Story` again and again on the tests' server, each time in another order,
-until no order is left. Each instance is a thread that stands still before each trip; one goes on
-at a time. What it does is the code of the library from `ActThread._do` on: the thread of a store
-and its connections alone are left out. Notices come at once, later or never. Most stories bound how
-often an instance that could go on waits for others (`Story.switches`).
+The namespace is on the tests' server. What is left out of an instance is the thread of its store
+and its connections alone. Notices come at once, later or never. Who takes the lock lets the others
+look, and not commit. Most stories bound how often an instance that could go on waits for others
+(`Story.switches`); where nothing is bound, two trips in a row that change nothing are played in one
+order.
 
 At a commit a fault may happen: the answer is lost; or all is lost; or its copy arrives at any
-later moment; or the instance dies before it or after it. Time may pass, so that leases end, and the
-server may go back to what it had in the beginning. After each commit and at the end of each order
-the promises are compared with the tables, and at the end the caches, too. Where a lease ended or an
-instance died, another one comes and runs what is left.
+later moment; or the instance dies before it or after it.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import attrs
 import psycopg
-from outcome import Error, Value
+from outcome import Value
 from psycopg import sql
 
-from trio_lanes import LaneFullError
-from trio_lanes.durable import (
-    Finish,
-    LaneLimit,
-    Opening,
-    StoreUnavailableError,
-    SubmittedJob,
-    Succeeded,
-)
+from tests.durable import orders
+from tests.durable.orders import ROOM, Beat, Dead, Story
 from trio_lanes.durable._contract.act import Act, Lookups
 from trio_lanes.durable._postgres import tables as module
 from trio_lanes.durable._postgres.batch import FUNCTIONS
@@ -44,20 +33,11 @@ from trio_lanes.durable._postgres.link import connect
 from trio_lanes.durable._postgres.read_ahead import Asked
 from trio_lanes.durable._postgres.schema import channel_of, naming, prepare
 from trio_lanes.durable._rules.engine import Engine
-from trio_lanes.durable._rules.queues import Queues
-from trio_lanes.durable._sql.act_thread import ActThread, HandedAct
-from trio_lanes.durable.acts.inspection import Check
-from trio_lanes.durable.acts.jobs import Enqueue
+from trio_lanes.durable._sql.act_thread import HandedAct
 from trio_lanes.durable.acts.locks import Acquire, Release
-from trio_lanes.durable.acts.runs import Compare
 
-LEASE = 30.0
-"""Seconds of a lease."""
 EPOCH = 1_800_000_000.0
-MOST_TRIPS = 60
-"""How many trips an instance makes at most, in one order."""
 FAULTS = ("its answer is lost", "it is lost", "it comes late", "dies before it", "dies after it")
-ROOM = 9
 TABLES = (
     *("jobs", "counts", "settings", "lists", "requests", "marks", "answers", "steps"),
     *("deltas", "listeners"),
@@ -66,43 +46,6 @@ STATE = "SELECT " + ", ".join(
     f"(SELECT md5(string_agg({name}::text, ' ' ORDER BY {name}::text)) FROM {name})"
     for name in ("jobs", "counts", "settings", "requests")
 )
-LIVE = ("waiting", "parked", "running")
-
-
-class Wrong(Exception):
-    """A promise was broken; the text says which, and in which order."""
-
-
-class Dead(BaseException):
-    """The instance has died."""
-
-
-@attrs.frozen
-class Job:
-    """An instance submits a job; ``label`` is its payload."""
-
-    label: str
-    session: str | None = None
-    lane: str = "main"
-    key: str | None = None
-
-
-@attrs.frozen
-class Claim:
-    """An instance takes a step: it finishes what it runs if ``ends``, and claims."""
-
-    room: int = 1
-    ends: bool = False
-
-
-@attrs.frozen
-class Beat:
-    """An instance sends a heartbeat."""
-
-
-@attrs.frozen
-class Compared:
-    """An instance compares what it runs with what the store has."""
 
 
 @attrs.frozen
@@ -116,46 +59,10 @@ class Unlock:
 
 
 @attrs.frozen
-class Order:
-    """An operator orders something."""
-
-    act: Act[Any]
-
-
-@attrs.frozen
 class Sql:
     """A transaction of the user's submits a job: a trip, and another for its commit."""
 
     label: str
-
-
-@attrs.frozen
-class Story:
-    """What some instances do.
-
-    Attributes:
-      acts: by instance, the batches of acts that it asks for.
-      before: the same, before the orders differ.
-      lanes: the limits of the lanes.
-      faults: how many faults happen at most.
-      kinds: which faults.
-      time: how often two thirds of a lease pass at some moment.
-      back: whether the server goes back at some moment to what it had in the beginning.
-      notices: when they come.
-      switches: how often an instance that could go on waits for others at most.
-      lock: after how many batches that came late an instance takes the lock.
-    """
-
-    acts: Sequence[Any]
-    before: Sequence[Any] = ()
-    lanes: dict[str, LaneLimit] = attrs.field(factory=lambda: {"main": LaneLimit(9)})
-    faults: int = 0
-    kinds: Sequence[str] = FAULTS
-    time: int = 0
-    back: bool = False
-    notices: Literal["never", "at once", "later"] = "never"
-    lock: int = 2
-    switches: float = math.inf
 
 
 class Wire:
@@ -201,11 +108,10 @@ class Wire:
     def _turn(self, text: bytes, statement: Any, values: Any) -> None:
         explorer, instance = self._explorer, self._instance
         is_commit = b"put_batch(" in text
-        has_lock = explorer.owner is instance
         if not explorer.playing or (self._real.info.transaction_status and not is_commit):
             return
         kind = "commit" if is_commit else "begin" if text == b"BEGIN" else "look"
-        fault = instance.point(kind, has_lock)
+        fault = instance.point(kind)
         if kind == "begin":
             explorer.owner = instance
         if fault == "dies before it":
@@ -264,91 +170,44 @@ class Link:
         self._wire.closed = True
 
 
-class Instance:
-    """One instance: what it knows, and the thread in which it acts."""
+class Instance(orders.Instance):
+    """One instance, over a `Link`."""
+
+    explorer: Explorer
 
     def __init__(self, explorer: Explorer, place: int, real: psycopg.Connection) -> None:
-        self.explorer = explorer
-        self.id = f"me{place}"
-        self.place = place
+        super().__init__(explorer, place)
         self.real = real
-        self.kind: str | None = None  # of the trip before which it stands
-        self.has_lock = False
-        self.sealed: Sequence[HandedAct[Any]] = ()  # the acts of the batch that it commits
-        self.dying = self.dead = False
-        self.runs: dict[int, int] = {}  # {id: fence}, that it was told of and has not ended
         # {id: the fence; None: it waited}, of its requests that it was told of and has not ended
         self.requests: dict[int, float | None] = {}
-        self.number = 0
-        self._trips = self._ticks = self._claimed_to = 0
-        self._fault = ""
-        self._go = threading.Lock()
-        self._go.acquire()
+        self._ticks = place
+
+    def open(self) -> None:
+        explorer = self.explorer
         named, channel = explorer.named, channel_of(explorer.namespace)
-        link: Any = Link(self, real)
-        self.tables = module.PostgresTables(
+        link: Any = Link(self, self.real)
+        self.tables = tables = module.PostgresTables(
             *(link, "it", named, channel, self.id, {"a"}, self._clock, lambda: None),
             works=False,
         )
-        self.tables.begin([Lookups(room=ROOM)], write=True)
-        self.tables.reads_homes = False
-        self.engine = Engine(self.tables, explorer.opening)
-        self.tables.commit(False, ())
-        self.tables._locks = False  # but for what is submitted in SQL
-        commit_acts = self.tables.commit_acts
-
-        def commit(engine: Engine, acts: Sequence[HandedAct[Any]]) -> None:
-            self.sealed = acts
-            commit_acts(engine, acts)
-
-        self.tables.commit_acts = commit  # type: ignore[method-assign]
-        with mock.patch("trio.lowlevel.current_trio_token"):
-            self._thread = ActThread("it", self.tables, self.engine, 5.0, lambda *_: None)
+        tables.begin([Lookups(room=ROOM)], write=True)
+        tables.reads_homes = False
+        engine = Engine(tables, explorer.opening)
+        tables.commit(False, ())
+        tables._locks = False  # but for what is submitted in SQL
+        self.act_over(tables, engine)
 
     def _clock(self) -> float:
-        return self.explorer.time + self._ticks * 1e-5
+        return 1000.0 + self.explorer.time + self._ticks * 1e-5
 
-    # ---- turns
+    def know(self, other: Instance) -> None:
+        super().know(other)
+        self.requests = dict(other.requests)
 
-    def point(self, kind: str, has_lock: bool) -> str:
-        """Stand before a trip until it is its turn; return the fault that happens."""
-        self._trips += 1
-        if self._trips > MOST_TRIPS:
-            self.dying = True
-            self.explorer.note("an act is done again and again")
-            raise Dead
-        self.kind, self.has_lock = kind, has_lock
-        self.explorer.baton.release()
-        self._go.acquire()
-        self.kind = None
-        if self._fault == "end":
-            self.dying = True
-            raise Dead
-        return self._fault
-
-    def go(self, fault: str = "") -> None:
-        """Let it make its trip, and what comes behind it up to the next."""
-        self._fault = fault
-        self._go.release()
-        self.explorer.baton.acquire()
-
-    def start(self, batches: Sequence[Sequence[Any]]) -> None:
-        """Let it go up to its first trip."""
-        threading.Thread(target=self._live, args=[batches], daemon=True).start()
-        self.explorer.baton.acquire()
-
-    def _live(self, batches: Sequence[Sequence[Any]]) -> None:
-        try:
-            self.play(batches)
-        except Dead:
-            self.dead = self.dying = True
-            self.real.rollback()
-            if self.explorer.owner is self:
-                self.explorer.owner = None
-        except BaseException as error:
-            self.explorer.note(repr(error))
-        finally:
-            self.explorer.baton.release()
+    def died(self) -> None:
+        self.real.rollback()
+        if self.explorer.owner is self:
+            self.explorer.owner = None
 
     # ---- acts
 
@@ -357,136 +216,55 @@ class Instance:
             if isinstance(batch[0], Sql):
                 self._submit(batch[0])
             else:
-                self._ask([self._asked(one) for one in batch])
+                super().play([batch])
 
     def _submit(self, one: Sql) -> None:
-        if self.explorer.playing:
-            self.point("look", False)
+        self.point("look")
         self.real.execute("BEGIN")
         submit = f"SELECT {self.explorer.namespace}.submit('a', payload => '\"{one.label}\"')"
         self.real.execute(submit.encode())
-        if self.explorer.playing:
-            self.point("look", False)
+        self.point("look")
         self.real.execute("COMMIT")
         self.explorer.submitted.append(one.label)
         for other in self.explorer.instances:
             other.tables.hint(lock=True)
 
-    def _asked(self, one: Any) -> tuple[Any, Any, str, Lookups, list[Finish]]:
-        me = self.id
-        finished: list[Finish] = []
-        if isinstance(one, Job):
-            job = SubmittedJob(
-                name="a",
-                payload=f'"{one.label}"',
-                session=one.session,
-                lane=one.lane,
-                key=one.key,
-            )
-            act: Any = Enqueue([job])
-            return one, act.apply, f"{me} {one.label}", act.lookups, finished
-        if isinstance(one, Order):
-            self.number += 1
-            return one, one.act.apply, f"{me} {self.number}", Lookups(), finished
-        if isinstance(one, (Compared, Lock, Unlock)):
-            self.number += 1
-            compare = Compare(tuple(self.runs.values()), self._claimed_to, (), 0)
-            ended = next(iter(self.requests), 0)
-            acts = {Compared: compare, Lock: Acquire("k", False), Unlock: Release(ended, True)}
-            of: Any = acts[type(one)]
+    def act_of(self, one: Any) -> Act[Any]:
+        if isinstance(one, Lock):
+            return Acquire("k", False)
+        if isinstance(one, Unlock):
+            return Release(next(iter(self.requests), 0), True)
+        return super().act_of(one)
 
-            def apply(engine: Engine) -> Any:
-                engine.caller = me
-                return of.apply(engine)
+    def before_acts(self) -> None:
+        self._ticks += 1 + self.place  # so that no two give the same numbers
 
-            return one, apply, f"{me} {self.number}", Lookups(), finished
-        if isinstance(one, Beat):
-            return one, lambda all: all.beat(me, all.now + LEASE), "", Lookups(), finished
-        self.number += 1
-        number, room = self.number, one.room
-        if one.ends:
-            finished += [Finish(id, fence, Succeeded("1")) for id, fence in self.runs.items()]
-        lookups = Lookups(ids=[finish.id for finish in finished], room=room)
-        return one, lambda all: all.step(me, number, finished, room), "", lookups, finished
-
-    def _ask(self, asked: list[Any]) -> None:
-        """Ask for acts, and again while it is not known whether they have happened."""
-        explorer = self.explorer
-        newest = explorer.newest_told
-        while asked:
-            acts = []
-            for _, call, ticket, lookups, _ in asked:
-                acts.append(HandedAct(call, None, ticket, True, lookups, 9e9, lambda _: None))
-            self._ticks += 1 + self.place  # so that no two give the same numbers
-            self._thread._do(list(acts))
-            if self.dying:
-                raise Dead
-            again = []
-            for one, act in zip(asked, acts, strict=True):
-                error = act.outcome.error if isinstance(act.outcome, Error) else None
-                if isinstance(error, StoreUnavailableError):
-                    if error.unknown:
-                        again.append(one)
-                    elif isinstance(one[0], Job):
-                        explorer.not_happened.add(one[0].label)
-                    continue
-                if error is not None and not isinstance(error, LaneFullError):
-                    explorer.note(f"{self.id} got {error!r}")
-                    continue
-                self._told(one, act, newest)
-            asked = again
-
-    def _told(self, asked: Any, act: HandedAct[Any], newest: int) -> None:
-        explorer = self.explorer
-        one, _, ticket, _, finished = asked
-        if ticket:
-            decided = explorer.decided.get(ticket)
-            if decided is None or not same(decided, act.outcome):
-                explorer.note(f"{ticket}: told {act.outcome}, decided was {decided}")
+    def told(self, asked: Any, act: HandedAct[Any], newest: int) -> None:
+        super().told(asked, act, newest)
         if not isinstance(act.outcome, Value):
             return
-        answer = act.outcome.value
-        if isinstance(one, Job):
-            (id,) = answer
-            explorer.told[id] = one.label
-            if one.key is None and id <= newest:
-                explorer.note(f"{one.label} has the number {id}, and {newest} was told before")
-            explorer.newest_told = max(explorer.newest_told, id)
-        elif isinstance(one, Lock) and answer is not None:
-            id, fence = answer
+        if isinstance(asked[0], Lock) and act.outcome.value is not None:
+            id, fence = act.outcome.value
             self.requests[id] = fence
-        elif isinstance(one, Unlock) and self.requests:
+        elif isinstance(asked[0], Unlock) and self.requests:
             del self.requests[min(self.requests)]
-        elif isinstance(one, Claim):
-            for finish in finished:
-                self.runs.pop(finish.id, None)
-                if finish.fence in answer.stale:
-                    if explorer.has_lease(self) and not explorer.gone_back:
-                        explorer.note(f"the run {finish.id} of {self.id} was taken from it")
-                else:
-                    explorer.ended.append(finish.id)
-            if len(answer.claims) > one.room:
-                explorer.note(f"{self.id} has no place for {answer.claims}")
-            for claim in answer.claims:
-                if claim.id in self.runs:
-                    explorer.note(f"{self.id} was told twice to run {claim.id}")
-                self.runs[claim.id] = claim.fence
-                self._claimed_to = max(self._claimed_to, claim.fence)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two outcomes are the same."""
-    if isinstance(one, Value):
-        return bool(one == other)
-    return isinstance(other, Error) and repr(one.error) == repr(other.error)
-
-
-class Explorer:
+class Explorer(orders.Explorer):
     """Plays a story in every order.
 
     Args:
       compare: compares the cache of an instance with the tables.
+      change: a text of the functions of the schema, and what takes its place in each order.
+
+    Attributes:
+      owner: who has the lock.
+      copies: the commits that may arrive yet: of whom, the statement, its values, its acts.
+      submitted: the labels of the jobs that were submitted in SQL.
     """
+
+    epoch = EPOCH
+    instances: list[Instance]
 
     def __init__(
         self,
@@ -494,38 +272,39 @@ class Explorer:
         namespace: str,
         story: Story,
         compare: Callable[[Any], None],
+        broken: Callable[[], None] = lambda: None,
+        change: tuple[str, str] | None = None,
     ) -> None:
+        super().__init__(story, broken)
         self.namespace = namespace
         self.named = naming(namespace)
-        self.story = story
         self._compare = compare
-        number = len(story.acts)
-        self._reals = [connect(dsn, 5.0, made=lambda _: None) for _ in range(number)]
+        self._change = change
+        self._reals = [connect(dsn, 5.0, made=lambda _: None) for _ in story.acts]
         self._observer = connect(dsn, 5.0, made=lambda _: None)
-        self.opening = Opening(
-            names=frozenset({"a"}),
-            lanes=story.lanes,
-            max_crashes=3,
-            hold=False,
-            result_ttl=1e6,
-            lease_ttl=LEASE,
-            worker=True,
-        )
-        self.baton = threading.Lock()
-        self.baton.acquire()
-        self.orders = 0
-        self._checked: set[Any] = set()  # the tables of which all is known
-        self._new()
-        self._prepare()
+
+    def new(self) -> None:
+        super().new()
+        self.owner: Instance | None = None
+        self.submitted: list[str] = []
+        self._notified: list[Instance] = []  # whom notices are under way to
+        self._requests: list[Any] = []
+        self._fence = 0.0  # the newest of the lock
+        self._newest: Any = None
+        self._is_idle = False  # whether the last trip has changed nothing
 
     def close(self) -> None:
         """Close the connections."""
         for real in (*self._reals, self._observer):
             real.close()
 
+    def explore(self, most: int = 100_000) -> int:
+        with mock.patch.object(module, "LATE_IN_A_ROW", self.story.late):
+            return super().explore(most)
+
     # ---- what is the same in each order
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         observer, namespace = self._observer, self.namespace
         prepare(observer, namespace, "the test's server", 1024 * 1024)
         saved = "".join(f"CREATE TABLE saved_{name} (LIKE {name});" for name in TABLES)
@@ -545,230 +324,82 @@ class Explorer:
                 END $$;
         """
         observer.execute(text.encode())
-        self._new_instances()
-        for instance in self.instances:
-            listens = "INSERT INTO listeners VALUES (%s, 'infinity')"
-            observer.execute(listens, (instance.id,))
-        for instance in self.instances:
-            join = self._joining(instance)
-            instance._thread._do([join])
-            assert isinstance(join.outcome, Value), join.outcome
-        for instance, batches in zip(self.instances, self.story.before, strict=False):
-            instance.play(batches)
-        assert not self._wrong, self._wrong
+        for place in range(len(self.story.acts)):
+            observer.execute("INSERT INTO listeners VALUES (%s, 'infinity')", (f"me{place}",))
+        super().prepare()
         for name in TABLES:
             observer.execute(f"INSERT INTO saved_{name} SELECT * FROM {name}".encode())
-        self._first = [(one.number, one.runs, one.requests) for one in self.instances]
-        self._first_told = dict(self.told)
-        self._first_seen = dict(self._labels), dict(self._jobs), self._newest
-
-    def break_(self, broken: Callable[[], None] | None, change: tuple[str, str] | None) -> None:
-        """Break the library, or the functions of the schema, in all orders from here on.
-
-        Args:
-          change: a text of the functions, and what takes its place.
-        """
-        if broken is not None:
-            broken()
-        if change is not None:
-            assert change[0] in FUNCTIONS
+        if self._change is not None:
+            assert self._change[0] in FUNCTIONS
             text = FUNCTIONS.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
-            one: Any = text.replace(*change)
-            self._observer.execute(sql.SQL(one).format(schema=sql.Identifier(self.namespace)))
+            one: Any = text.replace(*self._change)
+            observer.execute(sql.SQL(one).format(schema=sql.Identifier(namespace)))
 
-    def _joining(self, instance: Instance) -> HandedAct[Any]:
-        def join(engine: Engine) -> None:
-            engine.join(instance.id, lease_until=engine.now + LEASE)
+    def new_instance(self, place: int) -> Instance:
+        return Instance(self, place, self._reals[place % len(self._reals)])
 
-        return HandedAct(join, None, "", True, Lookups(), 9e9, lambda _: None)
-
-    def _new_instances(self) -> None:
-        self.instances = [Instance(self, place, real) for place, real in enumerate(self._reals)]
-
-    def _new(self) -> None:
-        self.playing = False
-        self.time = 1000.0
-        self.owner: Instance | None = None  # who has the lock
-        self.copies: list[tuple[Instance, Any, Any, Sequence[HandedAct[Any]]]] = []
-        self.gone_back = False
-        self._notified: list[Instance] = []  # whom notices are under way to
-        self.times = 0  # how often time has passed
-        self._leases: dict[str, float] = {}  # {instance: until when}
-        self.told: dict[int, str] = {}  # {id: the label of its job}
-        self.newest_told = 0
-        self.ended: list[int] = []  # whose ends were told
-        self.not_happened: set[str] = set()
-        self.submitted: list[str] = []
-        self.decided: dict[str, Any] = {}  # {ticket: the outcome}
-        self._labels: dict[int, str] = {}  # of all jobs that were seen
-        self._jobs: dict[int, Any] = {}
-        self._requests: list[Any] = []
-        self._fence = 0.0  # the newest of the lock
-        self._newest: Any = None
-        self._wrong: list[str] = []
-        self._way: list[str] = []
+    def restore(self) -> None:
+        self._observer.execute(f"SELECT {self.namespace}.restore()".encode())
+        super().restore()
+        self._look_at_newest()
+        self._where = self._newest, self.owner
 
     # ---- one order
 
-    def explore(self, most: int = 100_000) -> int:
-        """Play all orders; return how many they are.
-
-        Raises:
-          Wrong: if a promise is broken in one.
-        """
-        way: list[list[int]] = []  # [which, of how many]
-        lock = mock.patch.object(module, "LATE_IN_A_ROW", self.story.lock)
-        with lock:
-            while True:
-                at = 0
-
-                def choose(number: int) -> int:
-                    nonlocal at
-                    if at == len(way):
-                        way.append([0, number])
-                    assert way[at][1] == number, f"not the same again: {self._way}"
-                    at += 1
-                    return way[at - 1][0]
-
-                self.orders += self._play(choose)
-                assert self.orders <= most
-                while way and way[-1][0] == way[-1][1] - 1:
-                    way.pop()
-                if not way:
-                    return self.orders
-                way[-1][0] += 1
-
-    def _play(self, choose: Callable[[int], int]) -> bool:
-        self._new()
-        self._observer.execute(f"SELECT {self.namespace}.restore()".encode())
-        self._new_instances()
-        for instance, (number, *known) in zip(self.instances, self._first, strict=True):
-            instance.number = number
-            instance.runs, instance.requests = map(dict, known)
-        self.told = dict(self._first_told)
-        self._labels, self._jobs = map(dict, self._first_seen[:2])
-        self._look_at_newest()
-        self._leases = self._next_leases
-        self.playing = True
+    def play(self) -> bool:
         try:
-            for instance, batches in zip(self.instances, self.story.acts, strict=True):
-                instance.start(batches)
-            faults, idle = self.story.faults, False
-            last: Instance | None = None
-            switches = self.story.switches
-            while options := self._options(faults, switches, last):
-                number = choose(len(options)) if len(options) > 1 else 0
-                who, what = options[number]
-                self._way.append(f"{who.id if isinstance(who, Instance) else who} {what}".strip())
-                before = self._newest, self.owner
-                is_switch = isinstance(who, Instance) and last is not None and who is not last
-                switches -= is_switch and last is not None and last.kind is not None
-                if isinstance(who, Instance):
-                    faults -= what in FAULTS
-                    who.go(what if what in FAULTS else "")
-                else:
-                    self._happen(who)
-                self._tell()
-                was, was_idle = last, idle
-                idle = before == (self._newest, self.owner) and what not in FAULTS
-                if isinstance(who, Instance):
-                    last = who
-                else:
-                    idle = False
-                is_bound = switches < math.inf
-                if was and last and was_idle and idle and last.place < was.place and not is_bound:
-                    return False  # two trips that change nothing: it is the other order of the two
-            if any(one.kind for one in self.instances):
-                self.note("all wait for the lock")
-            self.playing = False
-            self._look_at_end()
-            self._tell()
-            return True
+            return super().play()
         finally:
-            self.playing = False
-            for instance in self.instances:
-                if instance.kind:
-                    instance.go("end")
-                instance.real.rollback()
+            for real in self._reals:
+                real.rollback()
 
-    def _options(
-        self, faults: int, switches: float, last: Instance | None
-    ) -> list[tuple[Any, str]]:
-        """Return what may come next: an instance and its trip or a fault, or what happens."""
-        options: list[tuple[Any, str]] = []
-        free = [
-            one
-            for one in self.instances
-            if one.kind == "look" or (one.kind and self.owner in (None, one))
-        ]
-        if last in free and switches <= 0:
-            free = [last]
-        for one in free:
-            options.append((one, str(one.kind)))
-            if one.kind == "commit" and faults:
-                options += [
-                    (one, fault)
-                    for fault in self.story.kinds
-                    if not (one.has_lock and fault == "it comes late")
-                ]
-        if self.copies and self.owner is None:
-            options.append(("copy", "arrives"))
-        if free:
-            if self._notified:
-                options.append(("notices", "come"))
-            if self.times < self.story.time:
-                options.append(("time", "passes"))
-            if self.story.back and not self.gone_back and self.owner is None:
-                options.append(("the server", "goes back"))
-        return options
+    def is_known(self, before: Any, who: Any, what: str) -> bool:
+        was, self._where = self._where, (self._newest, self.owner)
+        was_idle = self._is_idle
+        self._is_idle = was == self._where and isinstance(who, Instance) and what not in FAULTS
+        is_bound = self.switches < math.inf
+        # two trips that change nothing: it is the other order of the two
+        return was_idle and self._is_idle and who.place < before.place and not is_bound
 
-    def _happen(self, what: str) -> None:
-        if what == "copy":
-            instance, statement, values, acts = self.copies.pop(0)
-            self._observer.execute(statement, values)
-            self.observe(instance, acts)
-        elif what == "notices":
-            while self._notified:
-                self._notified.pop().tables.hint(lock=False)
-        elif what == "time":
-            self.times += 1
-            self.time += LEASE * 2 / 3
-            ahead = f"UPDATE {self.namespace}.test_time SET now = now + {LEASE * 2 / 3}"
-            self._observer.execute(ahead.encode())
-        else:
-            self.gone_back = True
-            self._observer.execute(f"SELECT {self.namespace}.restore()".encode())
-            self.decided.clear()
-            self._labels, self._jobs = map(dict, self._first_seen[:2])
-            self._look_at_newest()
-            self._leases = self._next_leases
+    def may_go(self, one: Instance) -> bool:
+        return one.kind == "look" or self.owner in (None, one)
+
+    @property
+    def is_free(self) -> bool:
+        return self.owner is None
+
+    def faults_at(self, one: Instance) -> Sequence[str]:
+        if one.kind != "commit":
+            return ()
+        return [of for of in FAULTS if self.owner is not one or of != "it comes late"]
+
+    def arrive(self, *copy: Any) -> None:
+        instance, statement, values, acts = copy
+        self._observer.execute(statement, values)
+        self.observe(instance, acts)
+
+    def pass_time(self, seconds: float) -> None:
+        super().pass_time(seconds)
+        ahead = f"UPDATE {self.namespace}.test_time SET now = now + {seconds}"
+        self._observer.execute(ahead.encode())
 
     def notify(self, sender: Instance) -> None:
         """Let the other instances know that one has written, now or later, if notices come."""
-        if self.story.notices != "never" and self.playing:
+        if self.story.hints != "never" and self.playing:
             self._notified += [other for other in self.instances if other is not sender]
-            if self.story.notices == "at once":
-                self._happen("notices")
+            if self.story.hints == "at once":
+                self.hear("notices", "come")
+
+    def hints_under_way(self) -> list[tuple[Any, str]]:
+        return [("notices", "come")] if self._notified else []
+
+    def hear(self, who: str, what: str) -> None:
+        while self._notified:
+            self._notified.pop().tables.hint(lock=False)
 
     # ---- promises
 
-    def note(self, wrong: str) -> None:
-        """Note that a promise is broken."""
-        self._wrong.append(wrong)
-
-    def _tell(self) -> None:
-        if self._wrong:
-            raise Wrong(f"{self._wrong[0]}: {', '.join(self._way)}")
-
-    @property
-    def _now(self) -> float:
-        return EPOCH + self.times * LEASE * 2 / 3
-
-    def has_lease(self, instance: Instance) -> bool:
-        """Whether the lease of an instance is not over."""
-        return self._leases.get(instance.id, 0.0) > self._now
-
-    def _look_at_newest(self) -> list[Any]:
+    def _look_at_newest(self) -> tuple[list[Any], dict[str, float]]:
         with self._observer.pipeline():
             newest = self._observer.execute("SELECT batch, id FROM deltas ORDER BY batch DESC")
             jobs = self._observer.execute(
@@ -782,68 +413,17 @@ class Explorer:
                 " WHERE kind = 'instance'"
             )
         self._newest, self._requests = newest.fetchone(), requests.fetchall()
-        self._next_leases: dict[str, float] = dict(leases.fetchall())
-        return jobs.fetchall()
+        return jobs.fetchall(), dict(leases.fetchall())
 
     def observe(self, writer: Instance, acts: Sequence[HandedAct[Any]]) -> None:
-        """Look at the tables after what may have been a commit."""
         before = self._newest
-        rows = self._look_at_newest()
+        rows, leases = self._look_at_newest()
         if self._newest == before:
             return
         if before is not None and self._newest[0] != before[0] + 1:
             self.note(f"the batch {self._newest[0]} follows {before[0]}")
-        running: dict[str, int] = {}
-        waiting: dict[str, int] = {}
-        heads: dict[str, int] = {}
-        jobs: dict[int, Any] = {}
-        for row in rows:
-            id, state, session, lane, *_, payload = row
-            jobs[id] = row
-            self._labels.setdefault(id, payload[1:-1])
-            running[lane] = running.get(lane, 0) + (state == "running")
-            waiting[lane] = waiting.get(lane, 0) + (state == "waiting")
-            if session is not None and state in LIVE:
-                head = heads.setdefault(session, id)
-                if state == "running" and head != id:
-                    self.note(f"{id} runs in the session {session} before {head}")
-        for lane, limit in self.story.lanes.items():
-            if running.get(lane, 0) > limit.concurrency:
-                self.note(f"{running[lane]} jobs run in the lane {lane}")
-            is_new = any(row[3] == lane for id, row in jobs.items() if id not in self._jobs)
-            if is_new and waiting.get(lane, 0) > limit.max_waiting:  # else a run was given back
-                self.note(f"{waiting[lane]} jobs wait in the lane {lane}")
-        labels = [self._labels[id] for id in jobs]
-        if len(set(labels)) < len(labels):
-            self.note(f"a job is there twice: {labels}")
-        for id, row in self._jobs.items():
-            now = jobs.get(id)
-            if now is None:
-                self.note(f"the job {id} is gone")
-            elif row[1] == "running" and (now[1], now[4]) != ("running", row[4]):
-                if row[5] != writer.id and self._leases.get(row[5], 0) > self._now:
-                    self.note(f"the run {id} of {row[5]} was taken from it")
-            elif row[1] not in LIVE and now != row:
-                self.note(f"the job {id} changed after its end")
-        self._look_at_refusals(acts, jobs)
+        self.look_at(rows, leases, writer, acts)
         self._look_at_requests()
-        self._jobs = jobs
-        self._leases = self._next_leases
-
-    def _look_at_refusals(self, acts: Sequence[HandedAct[Any]], jobs: dict[int, Any]) -> None:
-        for act in acts:
-            if not act.ticket or act.outcome is None:
-                continue
-            decided = self.decided.setdefault(act.ticket, act.outcome)
-            if not same(decided, act.outcome):
-                self.note(f"{act.ticket}: {act.outcome}, decided was {decided}")
-            elif isinstance(act.outcome, Error) and decided is act.outcome:
-                lane, most = act.outcome.error.args[:2]
-                if most > max(
-                    sum(row[1] == "waiting" and row[3] == lane for row in of.values())
-                    for of in (self._jobs, jobs)
-                ):
-                    self.note(f"{act.ticket} was refused, and the lane was not full")
 
     def _look_at_requests(self) -> None:
         served = [fence for _, _, fence in self._requests if fence is not None]
@@ -853,79 +433,38 @@ class Explorer:
             self.note(f"the fence {served[0]} comes after {self._fence}")
         self._fence = max([self._fence, *served])
 
-    def _look_at_end(self) -> None:
-        for one in self.instances:
-            one.dying = False  # its connection is used to look
+    def look_at_end(self) -> None:
         if self.submitted:
             taker = self.instances[-1]
+            taker.dying = False
             taker.tables.hint(lock=True)
             taker.play([[Beat()]])
-            if sorted(self.submitted) != sorted(self._labels.values()):
-                self.note(f"{self.submitted} were submitted, and {self._labels} are there")
-        self.observe(self.instances[0], ())
-        jobs = self._jobs
-        alive = [one for one in self.instances if not one.dead]
-        if not self.gone_back:
-            for id, label in self.told.items():
-                if id not in jobs or self._labels[id] != label:
-                    self.note(f"the job {label} was accepted, and is not there")
-            for id in self.ended:
-                if jobs[id][1] != "succeeded":
-                    self.note(f"the end of {id} was told, and it is {jobs[id][1]}")
-            if len(set(self.ended)) < len(self.ended):
-                self.note(f"the end of a job was told twice: {self.ended}")
-            for label in self.not_happened.intersection(self._labels[id] for id in jobs):
-                self.note(f"the job {label} was not to be, and is there")
-        for one in alive:
-            if self.has_lease(one) and not self.gone_back:
-                runs = {id: row[4] for id, row in jobs.items() if row[5] == one.id}
-                runs = {id: fence for id, fence in runs.items() if jobs[id][1] == "running"}
-                if runs != one.runs:
-                    self.note(f"{one.id} runs {one.runs}, and it should {runs}")
-                asked = {id: fence for id, instance, fence in self._requests if instance == one.id}
-                told = {id: asked.get(id) if f is None else f for id, f in one.requests.items()}
-                if asked != told:
-                    self.note(f"{one.id} was told of the requests {told}, and has {asked}")
-        self._look_at_caches(alive)
-        if self._check() and (self.story.time or len(alive) < len(self.instances)):
-            self._drain()
+            if sorted(self.submitted) != sorted(self.labels.values()):
+                self.note(f"{self.submitted} were submitted, and {self.labels} are there")
+        super().look_at_end()
 
-    def _look_at_caches(self, alive: Sequence[Instance]) -> None:
-        for one in alive:
-            tables: Any = one.tables
-            if tables._version is not None and tables._look(Asked(())):
-                try:
-                    self._compare(tables)
-                except AssertionError as error:
-                    self.note(f"the cache of {one.id}: {' '.join(str(error).split())[:300]}")
+    def look_at_known(self, one: Instance) -> None:
+        super().look_at_known(one)
+        asked = {id: fence for id, instance, fence in self._requests if instance == one.id}
+        told = {id: asked.get(id) if f is None else f for id, f in one.requests.items()}
+        if asked != told:
+            self.note(f"{one.id} was told of the requests {told}, and has {asked}")
 
-    def _drain(self) -> None:
-        """Let an instance that comes later run all jobs: none is left behind."""
-        self._happen("time")
-        self._happen("time")
-        later = Instance(self, len(self.instances), self._reals[0])
-        later._ticks = later.place
-        later._thread._do([self._joining(later)])
-        for _ in range(len(self._jobs) + 1):
-            later.play([[Claim(ROOM, ends=True)]])
-        left = {id: row[1] for id, row in self._jobs.items() if row[1] in LIVE}
-        if left:
-            self.note(f"what nobody runs is left: {left}")
+    def compare(self, one: Instance) -> None:
+        if one.tables._version is not None and one.tables._look(Asked(())):
+            self._compare(one.tables)
+
+    def state_of_tables(self) -> Any:
+        return self._observer.execute(STATE).fetchone()
+
+    def look(self) -> tuple[Any, float]:
+        tables = self.instances[0].tables
+        tables.rollback()
+        now, _ = tables.begin(write=False)
+        return tables, now
+
+    def look_at_rest(self) -> None:
+        self.instances[0].tables.rollback()
+        super().look_at_rest()
         if self._requests:
             self.note(f"requests of the dead are left: {self._requests}")
-
-    def _check(self) -> bool:
-        """Let the store check itself, unless it has had the same tables; return whether it was."""
-        state = self._observer.execute(STATE).fetchone()
-        if state in self._checked:
-            return False
-        self._checked.add(state)
-        tables: Any = self.instances[0].tables
-        tables.rollback()
-        queues = Queues(tables, self.opening)
-        queues.now, _ = tables.begin(write=False)
-        problems = Check().answer(queues).problems
-        if problems:
-            self.note(f"{problems}")
-        tables.rollback()
-        return True

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 import pytest
 
+from tests.durable.orders import Beat, Claim, Compared, Job, Order, Story, Wrong
 from trio_lanes.durable import LaneLimit
 from trio_lanes.durable._postgres import tables as module
 from trio_lanes.durable._postgres.delta import Changes
@@ -19,19 +19,7 @@ from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable.acts.orders import Clear, Configure
 from trio_lanes.durable.acts.runs import Compare
 
-from .orders import (
-    Beat,
-    Claim,
-    Compared,
-    Explorer,
-    Job,
-    Lock,
-    Order,
-    Sql,
-    Story,
-    Unlock,
-    Wrong,
-)
+from .orders import Explorer, Lock, Sql, Unlock
 from .server import Server
 from .test_image import compare_at_rest
 
@@ -50,14 +38,14 @@ STORIES = {
         switches=2,
     ),
     "under the lock": Story(
-        [[[Job("a1", "s")], [Claim()]], [[Job("b1", "s")], [Claim()]]], lock=1, switches=3
+        [[[Job("a1", "s")], [Claim()]], [[Job("b1", "s")], [Claim()]]], late=1, switches=3
     ),
     "faults under the lock": Story(
-        [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]]], lock=1, faults=1, switches=0
+        [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]]], late=1, faults=1, switches=0
     ),
     "notices that come later": Story(
         [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]]],
-        notices="later",
+        hints="later",
         switches=1,
     ),
     "a key": Story([[[Job("k", key="k")], [Claim()]], [[Job("k", key="k")]]]),
@@ -137,8 +125,8 @@ STORIES = {
 
 
 @contextmanager
-def exploring(server: Server, namespace: str, story: Story) -> Iterator[Explorer]:
-    explorer = Explorer(server.dsn(), namespace, story, compare_at_rest)
+def exploring(server: Server, namespace: str, story: Story, *broken: Any) -> Iterator[Explorer]:
+    explorer = Explorer(server.dsn(), namespace, story, compare_at_rest, *broken)
     try:
         yield explorer
     finally:
@@ -147,19 +135,18 @@ def exploring(server: Server, namespace: str, story: Story) -> Iterator[Explorer
 
 @pytest.mark.parametrize("name", STORIES)
 @pytest.mark.parametrize(
-    ("more", "notices"),
+    ("more", "hints"),
     [
-        (0, "never"),
-        pytest.param(1, "never", marks=pytest.mark.thorough),
+        (0, None),
+        pytest.param(1, None, marks=pytest.mark.thorough),
         pytest.param(1, "at once", marks=pytest.mark.thorough),
     ],
 )
 def test_in_every_order_of_trips_and_faults_a_story_keeps_all_promises(
-    server: Server, namespace: str, name: str, more: int, notices: Any
+    server: Server, namespace: str, name: str, more: int, hints: Any
 ) -> None:
     story = STORIES[name]
-    when = notices if more or notices != "never" else story.notices
-    story = attrs.evolve(story, switches=story.switches + more, notices=when)
+    story = attrs.evolve(story, switches=story.switches + more, hints=hints or story.hints)
     with exploring(server, namespace, story) as explorer:
         orders = explorer.explore()
     print(f"{name}: {orders} orders")
@@ -397,8 +384,9 @@ def test_a_fault_is_found_in_some_order(
     server: Server, namespace: str, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     name, broken, change = BROKEN[fault]
-    with exploring(server, namespace, STORIES[name]) as explorer:
-        explorer.break_(None if broken is None else partial(broken, monkeypatch), change)
+    with exploring(
+        server, namespace, STORIES[name], lambda: broken and broken(monkeypatch), change
+    ) as explorer:
         with pytest.raises(Wrong) as found:
             explorer.explore()
     print(f"{fault}: {found.value}")
