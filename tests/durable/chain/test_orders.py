@@ -1,12 +1,28 @@
 """Every order of the calls of two and three instances, with faults: all promises hold in each."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import pytest
 
-from tests.durable.orders import Beat, Claim, Compared, Job, Order, Story, Wrong
+from tests.durable.orders import Beat, Claim, Job, Order, Story, Wrong
+from tests.durable.stories import (
+    RUNS,
+    SMALL,
+    TWO,
+    Broken,
+    begun_given_back,
+    bounded,
+    claims_without_a_place,
+    each_more_or_less,
+    no_changed_jobs,
+    no_new_jobs,
+    no_settings,
+    refusals_forgotten,
+    undoing,
+    with_more,
+)
 from trio_lanes import RateLimit
 from trio_lanes.durable import LaneLimit, SubmittedJob
 from trio_lanes.durable._chain import batches, memory, storage
@@ -16,24 +32,16 @@ from trio_lanes.durable._chain.memory import MemoryStorage
 from trio_lanes.durable._chain.storage import Head
 from trio_lanes.durable._chain.tables import ChainTables, where_answers_are
 from trio_lanes.durable._options.schedule import DurableSchedule
-from trio_lanes.durable._rules.claims import Claims
-from trio_lanes.durable._rules.engine import Engine
 from trio_lanes.durable._rules.running import Running
 from trio_lanes.durable._rules.tables import INSTANCES
 from trio_lanes.durable._sql.cache import Cache
 from trio_lanes.durable.acts.locks import Acquire, Release
-from trio_lanes.durable.acts.orders import Clear, Configure, Pause
-from trio_lanes.durable.acts.runs import Compare
+from trio_lanes.durable.acts.orders import Pause
 from trio_lanes.durable.acts.schedules import DropSchedule, PutSchedule
 
 from .orders import Explorer
 
-SMALL = {"main": LaneLimit(9), "small": LaneLimit(9, max_waiting=1)}
 RATED = {"main": LaneLimit(9, rates=(RateLimit(4, per=60.0, algorithm="sliding"),))}
-RUNS: list[Any] = [[[Job("a0", "s")], [Claim()]], []]
-"""The first instance runs a job."""
-CANCELLED = '{"reason": "no"}'
-TWO = [[[Job("a1", "s")], [Claim()]], [[Job("b1", "s")], [Claim()]]]
 
 
 def scheduled(name: str, next: float) -> Order:
@@ -42,12 +50,23 @@ def scheduled(name: str, next: float) -> Order:
 
 
 STORIES = {
-    "jobs of a session": Story(
-        [
-            [[Job("a1", "s")], [Claim()]],
-            [[Job("b1", "s")], [Claim()], [Claim(ends=True)]],
-        ],
-        switches=3,
+    **bounded(
+        {
+            "jobs of a session": {"switches": 3},
+            "a key": {"faults": 1, "switches": 0},
+            "a full lane": {"switches": 3},
+            "an end": {"switches": 0},
+            "a lost answer": {"switches": 0},
+            "a lost refusal": {"switches": 1},
+            "a lease": {"switches": 0},
+            "a death": {},
+            "a heartbeat": {},
+            "what an instance runs": {"switches": 4},
+            "an order to clear": {"faults": 1, "switches": 0},
+            "another limit": {"switches": 3},
+            "a store that goes back": {},
+            "three instances": {"switches": 1},
+        }
     ),
     "hints that come at once": Story(TWO, hints="at once", switches=4),
     "hints that come later": Story(
@@ -57,35 +76,14 @@ STORIES = {
         idles=True,
         switches=0,
     ),
-    "a key": Story([[[Job("k", key="k")], [Claim()]], [[Job("k", key="k")]]], faults=1, switches=0),
-    "a full lane": Story(
-        [
-            [[Job("a1"), Job("a2", lane="small")], [Claim(2)]],
-            [[Job("b1", lane="small")], [Claim(2)]],
-        ],
-        lanes=SMALL,
-        switches=3,
-    ),
-    "an end": Story([[[Claim(ends=True)]], [[Job("b1", "s")]]], before=RUNS, faults=1, switches=0),
-    "a lost answer": Story([[[Job("a1", "s")], [Claim()]], [[Job("b1")]]], faults=1, switches=0),
     "two lost answers": Story(
         [[[Job("a1", "s")]], [[Job("b1", "s")]]], faults=2, kinds=("it comes late",), switches=0
     ),
     "a lost answer to all at once": Story(
         [[[Job("a1", "s"), Claim()]], [[Claim()]]], faults=1, switches=0
     ),
-    "a lost refusal": Story(
-        [[[Job("a1"), Job("a2", lane="small")]], [[Claim(2)]]],
-        before=[[[Job("a0", lane="small")]], []],
-        lanes=SMALL,
-        faults=1,
-        switches=1,
-    ),
     "an answer of another time": Story(
         [[[Job("a1")]], [[Job("b1")]]], faults=1, time=1, switches=0
-    ),
-    "a lease": Story(
-        [[[Claim(ends=True)]], [[Beat()], [Claim()]]], before=RUNS, time=2, switches=0
     ),
     "an end that comes late": Story(
         [[[Claim(ends=True)]], []],
@@ -94,31 +92,8 @@ STORIES = {
         kinds=("it comes late",),
         time=2,
     ),
-    "a death": Story(
-        [[[Claim(ends=True)]], [[Beat()], [Claim(ends=True)]]],
-        before=RUNS,
-        faults=1,
-        kinds=("dies before it", "dies after it"),
-    ),
-    "a heartbeat": Story([[[Beat()]], [[Beat()], [Beat()]]], before=RUNS, time=2),
     "a heartbeat that comes between": Story(
         [[[Beat()], [Beat()]], [[Beat()]]], before=RUNS, time=2, idles=True
-    ),
-    "what an instance runs": Story(
-        [[[Claim(ends=True), Compared()], [Claim(ends=True)]], [[Job("b1", "s")], [Beat()]]],
-        before=[[[Job("a0", "s"), Job("a1", "s")], [Claim()]], []],
-        switches=4,
-    ),
-    "an order to clear": Story(
-        [[[Order(Clear(None, "s", CANCELLED))]], [[Job("b1", "s")], [Claim()]]],
-        before=[[[Job("a0", "s"), Job("a1", "s")]], []],
-        faults=1,
-        switches=0,
-    ),
-    "another limit": Story(
-        [[[Order(Configure({"main": 2}, None, {}))], [Claim()]], [[Job("b1")], [Claim(2)]]],
-        before=[[[Job("a0")]], []],
-        switches=3,
     ),
     "one place": Story(
         [[[Claim()], [Claim(ends=True)]], [[Claim()], [Claim(ends=True)]]],
@@ -157,11 +132,10 @@ STORIES = {
         time=1,
         switches=1,
     ),
-    "a storage that goes back": Story([[[Job("a1")]], [[Job("b1", "s")], [Claim()]]], back=True),
-    "a storage that goes back, with faults": Story(
+    "a store that goes back, with faults": Story(
         [[[Job("a1")]], [[Job("b1", "s")]]], back=True, faults=1, switches=0
     ),
-    "a storage that goes back, with hints": Story(
+    "a store that goes back, with hints": Story(
         [[[Job("a1", "s")]], [[Job("b1", "s")]]], back=True, hints="later", switches=0
     ),
     "turns": Story(TWO, late=1, switches=4),
@@ -171,9 +145,6 @@ STORIES = {
     ),
     "a storage that keeps little": Story(TWO, kept=1, switches=3),
     "nobody listens": Story(TWO, listens=False, switches=3),
-    "three instances": Story(
-        [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]], [[Claim()]]], switches=1
-    ),
     "three instances that take turns": Story(
         [[[Job("a1")]], [[Job("b1")]], [[Job("c1")]]], late=1, switches=4
     ),
@@ -181,19 +152,11 @@ STORIES = {
 
 
 @pytest.mark.parametrize("name", STORIES)
-@pytest.mark.parametrize(
-    ("more", "hints"),
-    [
-        (0, None),
-        pytest.param(1, None, marks=pytest.mark.thorough),
-        pytest.param(1, "at once", marks=pytest.mark.thorough),
-    ],
-)
+@each_more_or_less
 def test_in_every_order_of_calls_and_faults_a_story_keeps_all_promises(
     name: str, more: int, hints: Any
 ) -> None:
-    story = STORIES[name]
-    story = attrs.evolve(story, switches=story.switches + more, hints=hints or story.hints)
+    story = with_more(STORIES[name], more, hints)
     explorer = Explorer(story)
     explorer.explore()
     print(f"{name}: {explorer.number_of_orders():,} orders in {explorer.plays} plays")
@@ -201,8 +164,6 @@ def test_in_every_order_of_calls_and_faults_a_story_keeps_all_promises(
 
 
 # ---- what is found
-
-Broken: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 
 def not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -305,10 +266,6 @@ def not_displaced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StorageTables, "_is_unsure", property(lambda _: False, lambda *_: None), False)
 
 
-def refusals_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Engine, "keep_refusal", lambda *_: None)
-
-
 def decided_as_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StorageTables, "answer", lambda *_: None)
 
@@ -340,11 +297,6 @@ def given_up_without_comparison(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemoryStorage, "commit", commit_always)
 
 
-def claims_without_a_place(patch: pytest.MonkeyPatch) -> None:
-    take = Claims.take
-    patch.setattr(Claims, "take", lambda claims, me, room: take(claims, me, room + (room > 0)))
-
-
 def runs_of_others_not_counted(patch: pytest.MonkeyPatch) -> None:
     is_now = Cache.is_now
 
@@ -354,11 +306,6 @@ def runs_of_others_not_counted(patch: pytest.MonkeyPatch) -> None:
         cache.runs = runs
 
     patch.setattr(Cache, "is_now", take_less)
-
-
-def begun_given_back(patch: pytest.MonkeyPatch) -> None:
-    apply = Compare.apply
-    patch.setattr(Compare, "apply", lambda act, of: apply(attrs.evolve(act, claimed_to=2**53), of))
 
 
 def numbers_missed(patch: pytest.MonkeyPatch) -> None:
@@ -378,36 +325,9 @@ def marks_missed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChainTables, "_write_marks", lambda of, writes, _: write(of, writes, []))
 
 
-def undoing(before: Callable[[Any], None]) -> Broken:
-    def broken(patch: pytest.MonkeyPatch) -> None:
-        undo = Image.undo
-
-        def undo_less(tables: Any) -> None:
-            before(tables)
-            undo(tables)
-
-        patch.setattr(Image, "undo", undo_less)
-
-    return broken
-
-
 def no_counts(tables: Any) -> None:
     tables._cache.count()
     tables._cache.uncounted.clear()
-
-
-def no_settings(tables: Any) -> None:
-    tables._settings_before.clear()
-
-
-def no_new_jobs(tables: Any) -> None:
-    for id in [id for id, (_, row, _) in tables._before.items() if row is None]:
-        del tables._before[id]
-
-
-def no_changed_jobs(tables: Any) -> None:
-    for id in [id for id, (_, row, _) in tables._before.items() if row is not None]:
-        del tables._before[id]
 
 
 def no_requests(tables: Any) -> None:
@@ -450,9 +370,9 @@ BROKEN: dict[str, tuple[str, Broken]] = {
     "deltas applied twice": ("a rate", taken_twice),
     "deltas with a gap": ("jobs of a session", with_a_gap),
     "hints with a gap": ("hints that come later", hints_with_a_gap),
-    "an image kept over a broken chain": ("a storage that goes back", kept_over_a_broken_chain),
+    "an image kept over a broken chain": ("a store that goes back", kept_over_a_broken_chain),
     "an image kept behind all deltas": ("a storage that keeps little", kept_over_a_broken_chain),
-    "numbers compared and ids not": ("a storage that goes back", numbers_compared),
+    "numbers compared and ids not": ("a store that goes back", numbers_compared),
     "a lost commit that is looked for": ("a lost answer", looked_for),
     "a lost commit whose place is not taken": ("an end that comes late", not_displaced),
     "answers kept and refusals not": ("a lost refusal", refusals_forgotten),
@@ -469,15 +389,18 @@ BROKEN: dict[str, tuple[str, Broken]] = {
     "a head that misses the last number": ("jobs of a session", numbers_missed),
     "a delta that misses a count": ("jobs of a session", counts_missed),
     "a delta that misses a mark": ("a rate", marks_missed),
-    "counts that stay after a late batch": ("jobs of a session", undoing(no_counts)),
-    "settings that stay after a late batch": ("another limit", undoing(no_settings)),
-    "new jobs that stay after a late batch": ("jobs of a session", undoing(no_new_jobs)),
-    "changes that stay after a late batch": ("what an instance runs", undoing(no_changed_jobs)),
+    "counts that stay after a late batch": ("jobs of a session", undoing(Image, no_counts)),
+    "settings that stay after a late batch": ("another limit", undoing(Image, no_settings)),
+    "new jobs that stay after a late batch": ("jobs of a session", undoing(Image, no_new_jobs)),
+    "changes that stay after a late batch": (
+        "what an instance runs",
+        undoing(Image, no_changed_jobs),
+    ),
     "guessed queues that stay after a wrong guess": ("an end", no_queue_fronts),
-    "requests that stay after a late batch": ("a lock", undoing(no_requests)),
-    "schedules that stay after a late batch": ("schedules", undoing(no_schedules)),
-    "marks that stay after a late batch": ("a rate", undoing(no_marks)),
-    "a time that stays after a late batch": ("times", undoing(no_times)),
+    "requests that stay after a late batch": ("a lock", undoing(Image, no_requests)),
+    "schedules that stay after a late batch": ("schedules", undoing(Image, no_schedules)),
+    "marks that stay after a late batch": ("a rate", undoing(Image, no_marks)),
+    "a time that stays after a late batch": ("times", undoing(Image, no_times)),
     "a ticket that is guessed and not compared": (
         "a lost answer",
         guesses_not_compared("answers "),

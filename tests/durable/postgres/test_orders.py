@@ -1,23 +1,32 @@
 """Every order of the trips of two and three instances, with faults: all promises hold in each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
-import attrs
 import pytest
 
-from tests.durable.orders import Beat, Claim, Compared, Job, Order, Story, Wrong
+from tests.durable.orders import Beat, Claim, Job, Story, Wrong
+from tests.durable.stories import (
+    TWO,
+    Broken,
+    begun_given_back,
+    bounded,
+    claims_without_a_place,
+    each_more_or_less,
+    no_changed_jobs,
+    no_new_jobs,
+    no_settings,
+    refusals_forgotten,
+    undoing,
+    with_more,
+)
 from trio_lanes.durable import LaneLimit
 from trio_lanes.durable._postgres import tables as module
 from trio_lanes.durable._postgres.delta import Changes
 from trio_lanes.durable._postgres.image import HEAD, Image
 from trio_lanes.durable._postgres.tables import PostgresTables
-from trio_lanes.durable._rules.claims import Claims
 from trio_lanes.durable._rules.counts import Counts
-from trio_lanes.durable._rules.engine import Engine
-from trio_lanes.durable.acts.orders import Clear, Configure
-from trio_lanes.durable.acts.runs import Compare
 
 from .orders import Explorer, Lock, Sql, Unlock
 from .server import Server
@@ -25,21 +34,26 @@ from .test_image import compare_at_rest
 
 pytestmark = [pytest.mark.real_processes, pytest.mark.slow]
 
-SMALL = {"main": LaneLimit(9), "small": LaneLimit(9, max_waiting=1)}
-RUNS: list[Any] = [[[Job("a0", "s")], [Claim()]], []]
-"""The first instance runs a job."""
-CANCELLED = '{"reason": "no"}'
 STORIES = {
-    "jobs of a session": Story(
-        [
-            [[Job("a1", "s")], [Claim()]],
-            [[Job("b1", "s")], [Claim()], [Claim(ends=True)]],
-        ],
-        switches=2,
+    **bounded(
+        {
+            "jobs of a session": {"switches": 2},
+            "a key": {},
+            "a full lane": {"switches": 2},
+            "an end": {"switches": 1},
+            "a lost answer": {"switches": 1},
+            "a lost refusal": {},
+            "a lease": {"switches": 1},
+            "a death": {"switches": 1},
+            "a heartbeat": {"switches": 2},
+            "what an instance runs": {"switches": 2},
+            "an order to clear": {},
+            "another limit": {"switches": 2},
+            "a store that goes back": {"switches": 2},
+            "three instances": {"switches": 1},
+        }
     ),
-    "under the lock": Story(
-        [[[Job("a1", "s")], [Claim()]], [[Job("b1", "s")], [Claim()]]], late=1, switches=3
-    ),
+    "under the lock": Story(TWO, late=1, switches=3),
     "faults under the lock": Story(
         [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]]], late=1, faults=1, switches=0
     ),
@@ -47,51 +61,6 @@ STORIES = {
         [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]]],
         hints="later",
         switches=1,
-    ),
-    "a key": Story([[[Job("k", key="k")], [Claim()]], [[Job("k", key="k")]]]),
-    "a full lane": Story(
-        [
-            [[Job("a1"), Job("a2", lane="small")], [Claim(2)]],
-            [[Job("b1", lane="small")], [Claim(2)]],
-        ],
-        lanes=SMALL,
-        switches=2,
-    ),
-    "an end": Story([[[Claim(ends=True)]], [[Job("b1", "s")]]], before=RUNS, faults=1, switches=1),
-    "a lost answer": Story([[[Job("a1", "s")], [Claim()]], [[Job("b1")]]], faults=1, switches=1),
-    "a lost refusal": Story(
-        [[[Job("a1"), Job("a2", lane="small")]], [[Claim(2)]]],
-        before=[[[Job("a0", lane="small")]], []],
-        lanes=SMALL,
-        faults=1,
-    ),
-    "a lease": Story(
-        [[[Claim(ends=True)]], [[Beat()], [Claim()]]], before=RUNS, time=2, switches=1
-    ),
-    "a death": Story(
-        [[[Claim(ends=True)]], [[Beat()], [Claim(ends=True)]]],
-        before=RUNS,
-        faults=1,
-        kinds=("dies before it", "dies after it"),
-        switches=1,
-    ),
-    "a heartbeat": Story([[[Beat()]], [[Beat()], [Beat()]]], before=RUNS, time=2, switches=2),
-    "what an instance runs": Story(
-        [[[Claim(ends=True), Compared()], [Claim(ends=True)]], [[Job("b1", "s")], [Beat()]]],
-        before=[[[Job("a0", "s"), Job("a1", "s")], [Claim()]], []],
-        switches=2,
-    ),
-    "an order to clear": Story(
-        [[[Order(Clear(None, "s", CANCELLED))]], [[Job("b1", "s")], [Claim()]]],
-        before=[[[Job("a0", "s"), Job("a1", "s")]], []],
-    ),
-    "another limit": Story(
-        [[[Order(Configure({"main": 2}, None, {}))], [Claim()]], [[Job("b1")], [Claim(2)]]],
-        before=[[[Job("a0")]], []],
-        switches=2,
-    ),
-    "a server that goes back": Story(
-        [[[Job("a1")]], [[Job("b1", "s")], [Claim()]]], back=True, switches=2
     ),
     "jobs of the user's transactions": Story(
         [[[Sql("u1")]], [[Sql("u2")]], [[Beat()], [Beat()], [Beat()]]], switches=2
@@ -118,9 +87,6 @@ STORIES = {
         ],
         lanes={"main": LaneLimit(9), "new": LaneLimit(9)},
     ),
-    "three instances": Story(
-        [[[Job("a1", "s")]], [[Job("b1", "s")], [Claim()]], [[Claim()]]], switches=1
-    ),
 }
 
 
@@ -134,19 +100,11 @@ def exploring(server: Server, namespace: str, story: Story, *broken: Any) -> Ite
 
 
 @pytest.mark.parametrize("name", STORIES)
-@pytest.mark.parametrize(
-    ("more", "hints"),
-    [
-        (0, None),
-        pytest.param(1, None, marks=pytest.mark.thorough),
-        pytest.param(1, "at once", marks=pytest.mark.thorough),
-    ],
-)
+@each_more_or_less
 def test_in_every_order_of_trips_and_faults_a_story_keeps_all_promises(
     server: Server, namespace: str, name: str, more: int, hints: Any
 ) -> None:
-    story = STORIES[name]
-    story = attrs.evolve(story, switches=story.switches + more, hints=hints or story.hints)
+    story = with_more(STORIES[name], more, hints)
     with exploring(server, namespace, story) as explorer:
         orders = explorer.explore()
     print(f"{name}: {orders} orders")
@@ -154,8 +112,6 @@ def test_in_every_order_of_trips_and_faults_a_story_keeps_all_promises(
 
 
 # ---- what is found
-
-Broken: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 COMPARISON = "IF newest.batch <> known OR newest.id <> known_id THEN"
 NO_COMPARISON = COMPARISON, "known := newest.batch;\n    IF false THEN"
@@ -190,10 +146,6 @@ def with_a_gap(patch: pytest.MonkeyPatch) -> None:
         return catch_up(tables, rows, head)
 
     patch.setattr(Image, "_catch_up", leave_one_out)
-
-
-def refusals_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Engine, "keep_refusal", lambda *_: None)
 
 
 def kept_over_a_broken_chain(patch: pytest.MonkeyPatch) -> None:
@@ -236,18 +188,8 @@ def floor_over_an_open_transaction(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(module, "_given", note)
 
 
-def claims_without_a_place(patch: pytest.MonkeyPatch) -> None:
-    take = Claims.take
-    patch.setattr(Claims, "take", lambda claims, me, room: take(claims, me, room + (room > 0)))
-
-
 def decided_as_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PostgresTables, "answer", lambda *_: None)
-
-
-def begun_given_back(patch: pytest.MonkeyPatch) -> None:
-    apply = Compare.apply
-    patch.setattr(Compare, "apply", lambda act, of: apply(attrs.evolve(act, claimed_to=2**53), of))
 
 
 def heartbeats_not_heard(patch: pytest.MonkeyPatch) -> None:
@@ -261,27 +203,10 @@ def heartbeats_not_heard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Image, "_take", take_others)
 
 
-def undoing(before: Callable[[Any], None]) -> Broken:
-    def broken(patch: pytest.MonkeyPatch) -> None:
-        undo = Image.undo
-
-        def undo_less(tables: Any) -> None:
-            before(tables)
-            undo(tables)
-
-        patch.setattr(Image, "undo", undo_less)
-
-    return broken
-
-
 def no_counts(tables: Any) -> None:
     tables._cache.count()
     tables._cache.uncounted.clear()
     tables._changes.counts.clear()
-
-
-def no_settings(tables: Any) -> None:
-    tables._settings_before.clear()
 
 
 def no_requests(tables: Any) -> None:
@@ -300,16 +225,6 @@ def requests_not_said(patch: pytest.MonkeyPatch) -> None:
 
 def others_overlooked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Counts, "waiting_for", lambda *_: 0)
-
-
-def no_new_jobs(tables: Any) -> None:
-    for id in [id for id, (_, row) in tables._before.items() if row is None]:
-        del tables._before[id]
-
-
-def no_changed_jobs(tables: Any) -> None:
-    for id in [id for id, (_, row) in tables._before.items() if row is not None]:
-        del tables._before[id]
 
 
 def no_queue_fronts(patch: pytest.MonkeyPatch) -> None:
@@ -334,12 +249,12 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
     "deltas with a gap": ("jobs of a session", with_a_gap, None),
     "answers kept and refusals not": ("a lost refusal", refusals_forgotten, None),
     "an image kept over a broken chain": (
-        "a server that goes back",
+        "a store that goes back",
         kept_over_a_broken_chain,
         None,
     ),
     "numbers compared and ids not": (
-        "a server that goes back",
+        "a store that goes back",
         None,
         (COMPARISON, "IF newest.batch <> known THEN"),
     ),
@@ -358,17 +273,17 @@ BROKEN: dict[str, tuple[str, Broken | None, tuple[str, str] | None]] = {
         None,
         ("VALUES (known + 1, new_id, new_sequence,", "VALUES (known + 1, new_id, newest.sequence,"),
     ),
-    "counts that stay after a late batch": ("jobs of a session", undoing(no_counts), None),
-    "settings that stay after a late batch": ("another limit", undoing(no_settings), None),
-    "requests that stay after a late batch": ("a lock", undoing(no_requests), None),
+    "counts that stay after a late batch": ("jobs of a session", undoing(Image, no_counts), None),
+    "settings that stay after a late batch": ("another limit", undoing(Image, no_settings), None),
+    "requests that stay after a late batch": ("a lock", undoing(Image, no_requests), None),
     "deltas without requests": ("a lock", requests_not_said, None),
     "the jobs of others in a new lane overlooked": (
         "a lane from which nobody has claimed yet",
         others_overlooked,
         None,
     ),
-    "new jobs that stay after a late batch": ("another limit", undoing(no_new_jobs), None),
-    "changes that stay after a late batch": ("an end", undoing(no_changed_jobs), None),
+    "new jobs that stay after a late batch": ("another limit", undoing(Image, no_new_jobs), None),
+    "changes that stay after a late batch": ("an end", undoing(Image, no_changed_jobs), None),
     "guessed queues that stay after a wrong guess": ("an end", no_queue_fronts, None),
     "guesses that are not compared": ("a key", not_compared_guesses, None),
 }
