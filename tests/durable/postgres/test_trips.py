@@ -1,6 +1,8 @@
 """Trips to the server, connections, and what is read again when another instance has written."""
 
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import monotonic, sleep
 from typing import Any
 from unittest.mock import ANY
@@ -50,6 +52,17 @@ def opening(worker: bool = True, names: frozenset[str] = frozenset({"a"})) -> Op
         lease_ttl=3600.0,
         worker=worker,
     )
+
+
+@asynccontextmanager
+async def joined(server: Server, namespace: str, **other: Any) -> AsyncIterator[PostgresStore]:
+    """A store that has joined, and listens; ``other``: what else its `opening` has."""
+    store = PostgresStore(server.dsn(), namespace=namespace)
+    async with store.open(attrs.evolve(opening(), **other)):
+        await store.join("me")
+        await trio.sleep(0.2)  # it listens by then
+        yield store
+        await store.leave()
 
 
 @pytest.fixture
@@ -113,10 +126,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 async def test_a_lock_is_asked_for_waited_for_and_given_back_in_one_trip_each(
     server: Server, namespace: str, trips: list[str], undone: list[BaseException]
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace)
-    async with store.open(opening()):
-        await store.join("me")
-        await trio.sleep(0.2)  # it listens by then
+    async with joined(server, namespace) as store:
         await store.do(Enqueue([SubmittedJob(name="b")]), "t0")
         trips.clear()
         asked = [await store.do(Acquire("k", False), f"t{n}") for n in range(1, 5)]
@@ -135,17 +145,13 @@ async def test_a_lock_is_asked_for_waited_for_and_given_back_in_one_trip_each(
         assert await store.served(fourth) is not None
         assert await store.served(second) is None
         assert undone == []
-        await store.leave()
 
 
 async def test_what_is_taken_from_a_quota_takes_one_trip(
     server: Server, namespace: str, trips: list[str], undone: list[BaseException]
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace)
     limits = [RateLimit(9, per=3600.0, algorithm="sliding")]
-    async with store.open(opening()):
-        await store.join("me")
-        await trio.sleep(0.2)  # it listens by then
+    async with joined(server, namespace) as store:
         await store.do(Spend("q", limits, {"requests": 1}), "t0")  # the marks are read
         trips.clear()
         at_once = await store.do(Spend("q", limits, {"requests": 1}), "t1")
@@ -156,16 +162,12 @@ async def test_what_is_taken_from_a_quota_takes_one_trip(
         await store.do(Release(waits[0], False), "t3")
         assert len(trips) == 3
         assert undone == []
-        await store.leave()
 
 
 async def test_a_run_ends_in_one_trip_though_it_has_not_taken_all_messages(
     server: Server, namespace: str, trips: list[str], undone: list[BaseException]
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace)
-    async with store.open(opening()):
-        await store.join("me")
-        await trio.sleep(0.2)  # it listens by then
+    async with joined(server, namespace) as store:
         await store.do(Enqueue([SubmittedJob(name="a")]), "t0")
         (claim,) = (await store.step(1, [], 1)).claims
         trips.clear()
@@ -180,16 +182,12 @@ async def test_a_run_ends_in_one_trip_though_it_has_not_taken_all_messages(
         assert await store.sent(claim.id, 1)
         assert not await store.sent(claim.id, 2)
         assert undone == []
-        await store.leave()
 
 
 async def test_a_claim_of_a_new_lane_reads_nothing_where_its_batch_has_made_all_its_jobs(
     server: Server, namespace: str, trips: list[str], undone: list[BaseException]
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace)
-    async with store.open(attrs.evolve(opening(), lanes={"t:*": LaneLimit(4)})):
-        await store.join("me")
-        await trio.sleep(0.2)  # it listens by then
+    async with joined(server, namespace, lanes={"t:*": LaneLimit(4)}) as store:
         await store.do(Enqueue([SubmittedJob(name="b", lane="t:0")]), "t0")
         await store.step(1, [], 0)
         trips.clear()
@@ -205,16 +203,12 @@ async def test_a_claim_of_a_new_lane_reads_nothing_where_its_batch_has_made_all_
         assert len((await store.step(3, [], 9)).claims) == 1
         assert len(trips) == 2
         assert undone == []
-        await store.leave()
 
 
 async def test_schedules_are_set_and_fire_without_the_lock(
     server: Server, namespace: str, trips: list[str], undone: list[BaseException]
 ) -> None:
-    store = PostgresStore(server.dsn(), namespace=namespace)
-    async with store.open(opening()):
-        await store.join("me")
-        await trio.sleep(0.2)  # it listens by then
+    async with joined(server, namespace) as store:
         await store.do(Enqueue([SubmittedJob(name="b")]), "t0")
         of = DurableSchedule(name="s", job=SubmittedJob(name="a"), every=9.0, next=5.0)
         trips.clear()
@@ -231,7 +225,6 @@ async def test_schedules_are_set_and_fire_without_the_lock(
         assert await store.do(DropSchedule("s"), "t3")
         assert (await store.look(SchedulesOf("s", None)))[1] == []
         assert undone == []
-        await store.leave()
 
 
 async def test_slots_that_are_lent_are_known_when_another_instance_has_written(
