@@ -7,22 +7,13 @@ local root, base, head, delta, me, turn, hint, kept, guesses = unpack(ARGV, 1, 9
 local newest, time = redis.call('GET', root .. 'head') or '', redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
 
-local function missed()
-  local from, to = tonumber(string.match(base, '^%d+')), tonumber(string.match(newest, '^%d+'))
-  if not from or not to or to < from then return false end
-  local found = redis.call('LRANGE', root .. 'deltas', from - to - 1, -1)
-  if #found <= to - from or string.sub(found[1], 1, #base + 1) ~= base .. '\n' then return false end
-  table.remove(found, 1)
-  return found
-end
-
 local holder = redis.call('GET', root .. 'turn')
 if holder and holder ~= me then
   return { 'wait', now, newest, redis.call('PTTL', root .. 'turn') }
 end
 if newest ~= base then
   if turn ~= '' then redis.call('SET', root .. 'turn', me, 'PX', turn) end
-  return { 'late', now, newest, missed() }
+  return { 'late', now, newest, missed(root, base, newest) }
 end
 local at, written = 10, 10 + tonumber(guesses)
 while at < written do

@@ -5,21 +5,15 @@ local root, known, me, listens = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local newest = redis.call('GET', root .. 'head') or ''
 local time = redis.call('TIME')
 
-local function missed()
-  local from, to = tonumber(string.match(known, '^%d+')), tonumber(string.match(newest, '^%d+'))
-  if not from or not to or to < from then return false end
-  local found = redis.call('LRANGE', root .. 'deltas', from - to - 1, -1)
-  if #found <= to - from or string.sub(found[1], 1, #known + 1) ~= known .. '\n' then return false end
-  table.remove(found, 1)
-  return found
+if listens ~= '' then
+  redis.call('ZREMRANGEBYSCORE', root .. 'listeners', '-inf', '(' .. time[1])
+  redis.call('ZADD', root .. 'listeners', time[1] + listens, me)
 end
-
-if listens ~= '' then redis.call('ZADD', root .. 'listeners', time[1] + listens, me) end
 local others = 0
 for _, one in ipairs(redis.call('ZRANGEBYSCORE', root .. 'listeners', time[1], '+inf')) do
   if one ~= me then others = others + 1 end
 end
-local answers = { time[1] .. '.' .. string.format('%06d', time[2]), newest, missed(), others }
+local answers = { time[1] .. '.' .. string.format('%06d', time[2]), newest, missed(root, known, newest), others }
 local at = 5
 while at <= #ARGV do
   local what, key, words, answer = ARGV[at], root .. ARGV[at + 1], tonumber(ARGV[at + 2]), {}

@@ -49,7 +49,9 @@ LISTENS_FOR: Final = 60
 
 
 def _script(name: str) -> tuple[str, str]:
-    text = (files(__package__) / f"{name}.lua").read_text("utf-8")
+    text = "".join(
+        (files(__package__) / f"{one}.lua").read_text("utf-8") for one in ("chain", name)
+    )
     return text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

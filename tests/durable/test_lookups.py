@@ -35,7 +35,7 @@ def over_storage() -> Opened:
     def open() -> StorageTables:
         while last:
             last.pop().commit(look=False, news=())
-        tables = StorageTables(MemoryStorage(memory), "me", (), lambda: 1.0, lambda: None)
+        tables = StorageTables(MemoryStorage(memory), "me", lambda: 1.0, lambda: None)
         tables.begin(write=True)
         last.append(tables)
         return tables

@@ -559,7 +559,7 @@ class OverStorage(StoreMachine):
         name = f"instance {next(self.names)}"
         storage = MemoryStorage(self.memory)
         self.memory.listeners[storage] = lambda hint: None  # so that batches say what they change
-        tables = StorageTables(storage, name, (), lambda: self.now, lambda: None)
+        tables = StorageTables(storage, name, lambda: self.now, lambda: None)
         tables.begin(write=True)
         return tables
 

@@ -59,10 +59,7 @@ SAME_IDEA = {
         "how a client of a server looks again, tries again and connects again",
     ),
     **dict.fromkeys(
-        (
-            *("CLOCK_SET_BY", "Head", "Hint", "Image", "JOINED_FOR", "LATE_IN_A_ROW", "LIST_FRONT"),
-            *("LOOKED_UP_AFTER", "NOTIFIED", "QUEUE_FRONT", "TryAgainError"),
-        ),
+        ("Head", "Hint", "Image", "TryAgainError"),
         "how batches of a chain are made, over PostgreSQL and over a storage",
     ),
 }

@@ -1,8 +1,8 @@
 """What the author of an engine needs: the `Storage` protocol, and the store over any `Storage`.
 
 A storage compares the newest batch, writes rows and appends a delta. It knows no lanes, no jobs and
-no rules: `StorageStore` has these. `MemoryStorage` is one in 100 lines; the page on stores tells
-how to add another.
+no rules: `StorageStore` has these. `MemoryStorage` is the one to read first; the page on
+durability tells how to add another.
 """
 
 from ._chain.memory import MemoryNamespace as MemoryNamespace

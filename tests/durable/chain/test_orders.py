@@ -29,8 +29,9 @@ from trio_lanes.durable._chain import batches, memory, storage
 from trio_lanes.durable._chain.batches import StorageTables, TryAgainError
 from trio_lanes.durable._chain.image import Image
 from trio_lanes.durable._chain.memory import MemoryStorage
+from trio_lanes.durable._chain.small_maps import where_answers_are
 from trio_lanes.durable._chain.storage import Head
-from trio_lanes.durable._chain.tables import ChainTables, where_answers_are
+from trio_lanes.durable._chain.tables import ChainTables
 from trio_lanes.durable._options.schedule import DurableSchedule
 from trio_lanes.durable._rules.running import Running
 from trio_lanes.durable._rules.tables import INSTANCES
@@ -331,11 +332,11 @@ def no_counts(tables: Any) -> None:
 
 
 def no_requests(tables: Any) -> None:
-    tables._changed_requests.clear()
+    tables._requests_before.clear()
 
 
 def no_schedules(tables: Any) -> None:
-    tables._changed_schedules.clear()
+    tables._schedules_before.clear()
 
 
 def no_marks(tables: Any) -> None:

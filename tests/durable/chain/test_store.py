@@ -176,6 +176,24 @@ async def test_a_commit_whose_answer_is_lost_is_unknown_to_its_caller_and_not_do
     assert ran == [1]
 
 
+async def test_an_act_is_done_again_as_often_as_others_have_their_turns(
+    memory: MemoryNamespace,
+) -> None:
+    class Late(Faulty):
+        left = 0
+
+        def commit(self, batch: Batch) -> Fate:
+            if Late.left:
+                Late.left -= 1
+                return Fate(memory.clock(), False, memory.newest, wait=1e-9)
+            return self._inner.commit(batch)
+
+    store = StorageStore(lambda me: Late(memory, {}))
+    async with open_durable_lanes(store, {"echo": echo}, {"main": 2}) as lanes:
+        Late.left = 2_000  # more than Python's stack has room for
+        assert await (await lanes.submit("echo", 1)).wait() == 1
+
+
 async def test_a_question_goes_on_where_others_commit_between_its_reads(
     memory: MemoryNamespace,
 ) -> None:

@@ -11,8 +11,9 @@ import pytest
 from trio_lanes.durable import DurableState
 from trio_lanes.durable._chain import keys
 from trio_lanes.durable._chain.batches import StorageTables, TryAgainError, hint_of
+from trio_lanes.durable._contract.act import Lookups
 from trio_lanes.durable._contract.protocol import REMEMBERED_FOR
-from trio_lanes.durable._contract.records import Ended, InstanceInfo, Selection
+from trio_lanes.durable._contract.records import Ended, InstanceInfo, Selection, SubmittedJob
 from trio_lanes.durable._rules.job_record import JobRecord
 from trio_lanes.durable._rules.tables import INSTANCES, LastStep, ListItem
 from trio_lanes.durable.storage import MemoryNamespace, MemoryStorage, StorageError
@@ -32,7 +33,7 @@ class Place:
 
     def open(self, name: str = "me") -> StorageTables:
         storage = MemoryStorage(self.memory)
-        tables = StorageTables(storage, name, (), lambda: self.here, lambda: None)
+        tables = StorageTables(storage, name, lambda: self.here, lambda: None)
         tables.begin(write=True)
         if tables.batch is not None and not tables.batch.batch:  # as a store does, by its lanes
             tables.put_answer("the first", None, self.time)
@@ -319,7 +320,7 @@ def test_a_newcomer_moves_the_time_no_further_than_a_lease_of_one_that_lives(pla
     assert place.open("they").begin(write=True) == pytest.approx(1e6 + 30.0)
     place.memory.listeners.clear()  # all have died: the time has passed
     storage = MemoryStorage(place.memory)
-    alone = StorageTables(storage, "new", (), lambda: place.here, lambda: None)
+    alone = StorageTables(storage, "new", lambda: place.here, lambda: None)
     assert alone.begin(write=True) == pytest.approx(1e6 + 1_000.0)
 
 
@@ -344,9 +345,7 @@ def test_a_batch_knows_the_answers_and_steps_that_it_has_given(place: Place) -> 
 def test_data_that_cannot_be_read_are_an_error_and_nothing_is_known_of_them(place: Place) -> None:
     place.open()
     place.memory.maps["whole"]["settings lane\0main"] = "no JSON"
-    tables = StorageTables(
-        MemoryStorage(place.memory), "they", (), lambda: place.here, lambda: None
-    )
+    tables = StorageTables(MemoryStorage(place.memory), "they", lambda: place.here, lambda: None)
     with pytest.raises(ValueError, match="Expecting value") as raised:
         tables.begin(write=True)
     assert tables.undo_acts([], raised.value)[0] == []
@@ -418,3 +417,52 @@ def test_the_last_jobs_of_a_lane_are_read_in_pages_and_fronts_are_dropped_when_t
     heads = [tables.head(f"s{id}") for id in (1, 2)]
     commit(tables)
     assert [tables.head(f"s{id}") for id in (1, 2)] == heads
+
+
+def test_what_was_guessed_is_looked_up_if_no_commit_compares_it(place: Place) -> None:
+    tables, theirs = place.open(), place.open("they")
+    theirs.insert(job(1, key="k"))
+    commit(theirs)
+    again(tables)
+    asked = [Lookups(batch=[SubmittedJob(name="echo", key="k")])]
+    tables.begin(asked, write=True)
+    assert tables.keyed("k") is None
+    with pytest.raises(TryAgainError) as wrong:
+        tables.commit(look=False, news=())  # the act was refused, and has changed nothing
+    tables.undo_acts([], wrong.value)
+    tables.begin(asked, write=True)
+    found = tables.keyed("k")
+    assert found is not None
+    assert found.id == 1
+
+
+def test_who_has_heard_too_much_for_its_next_batch_reads_what_it_has_missed(place: Place) -> None:
+    hints: list[str] = []
+    mine, theirs = place.open(), place.open("they")
+    place.memory.listeners[MemoryStorage(place.memory)] = hints.append
+    for id in range(1, 203):
+        theirs.insert(job(id))
+        commit(theirs)
+    for hint in hints:
+        mine.hear(hint_of(hint))
+    mine.begin(write=True)
+    assert mine.batch == theirs.batch
+    assert mine.counts().all() == theirs.counts().all()
+
+
+def test_jobs_that_are_forgotten_together_take_few_reads(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = place.open()
+    for id in range(1, 101):
+        tables.insert(job(id, state=ENDED, due=place.time - 1))
+    commit(tables)
+    read, reads = MemoryStorage.read, list[None]()
+
+    def counted(*of: Any) -> Any:
+        reads.append(None)
+        return read(*of)
+
+    monkeypatch.setattr(MemoryStorage, "read", counted)
+    assert tables.forget_due(place.time, 500) == 100
+    assert len(reads) == 2

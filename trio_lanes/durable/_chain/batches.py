@@ -34,12 +34,21 @@ from .._rules.engine_store import Lookups
 from .._rules.job_record import JobRecord
 from .._rules.tables import INSTANCES
 from .._sql.act_thread import HandedAct, Transactions
+from .._sql.batching import (
+    CLOCK_SET_BY,
+    JOINED_FOR,
+    LATE_IN_A_ROW,
+    LOOKED_UP_AFTER,
+    NOTIFIED,
+    QUEUE_FRONT,
+)
 from .._sql.cache import place_of
 from .._sql.list_front import ListFront
 from .._sql.tables import number_at
 from . import keys
 from .image import Maps
 from .keys import Sets
+from .small_maps import NO_LIMIT, where_answers_are
 from .storage import (
     NO_HEAD,
     All,
@@ -54,25 +63,17 @@ from .storage import (
     Storage,
     StorageError,
 )
-from .tables import QUEUE_FRONT, ChainTables, where_answers_are
+from .tables import ChainTables
 
 T = TypeVar("T")
 
-LATE_IN_A_ROW: Final = 2
-"""After how many batches in a row that came late an instance asks for a turn."""
-LOOKED_UP_AFTER: Final = 100
-"""For how many batches nothing is guessed after a guess was wrong."""
 TRIES: Final = 5
 """How many times a question is asked anew because others have committed between its reads.
 
 Then its reads may see several batches.
 """
-JOINED_FOR: Final = 0.05
-"""Seconds from its beginning for which a batch takes claims: its time is of its beginning."""
-CLOCK_SET_BY: Final = 1.0
-"""Seconds by which the storage's clock must be ahead of an instance's to have been set."""
-NOTIFIED: Final = 300
-"""How many jobs with news a hint names; with more it names none, and every waiter looks."""
+HINTS_KEPT: Final = 100
+"""How many hints wait for the next batch; with more the first are dropped, and it reads deltas."""
 LONG_HINT: Final = 64_000
 """From how many characters on a delta is not in the hint of its batch."""
 LONG_OUTCOME: Final = 1_000
@@ -141,7 +142,6 @@ class StorageTables(ChainTables, Transactions):
 
     Args:
       me: the name of this instance in hints.
-      names: the handlers for which the instance claims jobs.
       clock: gives the seconds of a clock of this machine that cannot be set.
       renewed: is called when all was read anew: the storage may have older data.
 
@@ -158,7 +158,6 @@ class StorageTables(ChainTables, Transactions):
         self,
         storage: Storage,
         me: str,
-        names: Collection[str],
         clock: Callable[[], float],
         renewed: Callable[[], None],
     ) -> None:
@@ -176,20 +175,20 @@ class StorageTables(ChainTables, Transactions):
         self._lost = 0  # how many batches in a row came late
         self._look_up = 0  # for how many batches nothing is guessed
         self._is_behind = False  # whether a hint said so
-        self._told: Final[deque[Hint]] = deque()
+        self._told: Final[deque[Hint]] = deque(maxlen=HINTS_KEPT)
         self._came: Final = Event()  # set at each hint
         # whether a commit may come yet of which nobody knows: the next batch takes its place
         self._is_unsure = False
         self._tries = 0  # how many times a question was asked anew
         self._may_write = False
         self._looked = False  # whether this batch has compared the image with the newest batch
-        self._guessed_tickets: list[str] = []
-        self._guessed_sessions: list[str] = []
+        # what this batch has taken for granted: tickets, keys, sessions
+        self._guesses: tuple[Collection[str], ...] = (), (), ()
         self._held_jobs: list[JobRecord] = []  # what was looked up: a reference keeps it
         self._committing = False
         self.late = 0
         self.newest = 0, 0.0
-        super().__init__(names)
+        super().__init__()
 
     def hear(self, hint: Hint | None) -> None:
         """Note what another instance has committed; None: there may be more. In any thread."""
@@ -237,7 +236,7 @@ class StorageTables(ChainTables, Transactions):
         """Read all that an image has, from one snapshot."""
         running = keys.state_of(RUNNING)
         fronts = [
-            Span(Sets.STATES, running, running + keys.BEHIND_ALL, 2**62, rows=Maps.JOBS),
+            Span(Sets.STATES, running, running + keys.BEHIND_ALL, NO_LIMIT, rows=Maps.JOBS),
             Span(Sets.DUE, "", keys.BEHIND_ALL, 1),
             Span(Sets.EXPIRES, "", keys.BEHIND_ALL, 1),
         ]
@@ -272,7 +271,7 @@ class StorageTables(ChainTables, Transactions):
           write: whether they may change something.
         """
         self._may_write, self._looked = write, False
-        self._guessed_tickets, self._guessed_sessions = [], []
+        self._guesses = (), (), ()
         self._look_up = max(0, self._look_up - 1)
         if self.batch is None:
             self._is_behind = False
@@ -324,14 +323,8 @@ class StorageTables(ChainTables, Transactions):
             return
         self._is_behind = False
         spans = [
-            Span(
-                Sets.QUEUES,
-                beginning,
-                beginning + keys.BEHIND_ALL,
-                QUEUE_FRONT,
-                rows=Maps.JOBS,
-            )
-            for beginning in map(keys.part, of_sessions)
+            Span(Sets.QUEUES, of, of + keys.BEHIND_ALL, QUEUE_FRONT, rows=Maps.JOBS)
+            for of in map(keys.part, of_sessions)
         ]
         old = [Get(kind, tickets) for kind in where_answers_are(self._time())]
         seen = self._read(
@@ -355,7 +348,7 @@ class StorageTables(ChainTables, Transactions):
         self, tickets: Sequence[str], job_keys: Collection[str], sessions: Collection[str]
     ) -> None:
         """Take it that there is nothing of what acts look up by name; the commit compares."""
-        self._guessed_tickets, self._guessed_sessions = list(tickets), list(sessions)
+        self._guesses = tickets, job_keys, sessions
         self._answers = dict.fromkeys(tickets)
         self._no_keys = set(job_keys)
         for session in sessions:
@@ -408,10 +401,12 @@ class StorageTables(ChainTables, Transactions):
         """
         assert self.batch is not None
         if self.writes == self._writes_before and not (self._is_unsure and self._may_write):
+            if any(self._guesses):  # no commit compares them
+                raise TryAgainError(self.batch, (), wrong=True)
             if not self._looked:
                 seen = self._read([])
-                if seen.head != self.batch or self._guessed_tickets or self._guessed_sessions:
-                    raise TryAgainError(seen.head, seen.missed, wrong=seen.head == self.batch)
+                if seen.head != self.batch:
+                    raise TryAgainError(seen.head, seen.missed)
             self._tries = 0
             self.newest = self.batch.batch, self._now
             return
@@ -423,27 +418,19 @@ class StorageTables(ChainTables, Transactions):
         self._made += 1
         id = f"{self._me}-{self._made}"
         head = Head(self.batch.batch + 1, id, self._number, self._now, self._ahead)
+        tickets, job_keys, sessions = map(list, self._guesses)
+        absent = dict.fromkeys(where_answers_are(self._now), tickets) | {Maps.KEYS: job_keys}
+        # another one may listen of which this one does not know yet
+        is_told = self._others or look or news
         batch = Batch(
             base=self.batch,
             head=head,
             writes=writes,
             delta=delta,
-            absent={
-                kind: names
-                for kind, names in (
-                    *((kind, self._guessed_tickets) for kind in where_answers_are(self._now)),
-                    (Maps.KEYS, list(self._no_keys)),
-                )
-                if names
-            },
-            empty={Sets.QUEUES: list(map(keys.part, self._guessed_sessions))}
-            if self._guessed_sessions
-            else {},
+            absent={kind: names for kind, names in absent.items() if names},
+            empty={Sets.QUEUES: list(map(keys.part, sessions))} if sessions else {},
             accepts=accepts,
-            # another one may listen of which this one does not know yet
-            hint=self._hint(head, delta, look=look, news=news)
-            if self._others or look or news
-            else None,
+            hint=self._hint(head, delta, look=look, news=news) if is_told else None,
             turn=self._lost >= LATE_IN_A_ROW,
         )
         began = self._here()
@@ -462,17 +449,16 @@ class StorageTables(ChainTables, Transactions):
         self, head: Head, delta: str, *, look: bool, news: Sequence[tuple[int, Ended | None]]
     ) -> str:
         assert self.batch is not None
-        told: list[Any] | None = [
+        told = [
             (id, None, None)
             if end is None or len(end.outcome) > LONG_OUTCOME
             else (id, end.state.value, end.outcome)
-            for id, end in news[:NOTIFIED]
+            for id, end in news[: NOTIFIED + 1]
         ]
-        if len(news) > NOTIFIED:
-            told = None
+        named = told if len(told) <= NOTIFIED else None
         of_head = head.batch, head.id, head.sequence, head.clock, head.ahead
         short = delta if len(delta) <= LONG_HINT else ""
-        return json.dumps((look, told, self.batch.id, of_head, short), ensure_ascii=False)
+        return json.dumps((look, named, self.batch.id, of_head, short), ensure_ascii=False)
 
     def _raise_late(self, fate: Fate) -> None:
         if fate.wait:
@@ -504,7 +490,7 @@ class StorageTables(ChainTables, Transactions):
             self.forget()
             return
         self.undo()
-        for session in self._guessed_sessions:
+        for session in self._guesses[2]:
             self._cache.queues.pop(session, None)
 
     def translated(self, error: StorageError) -> StoreError:

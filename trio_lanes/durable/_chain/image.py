@@ -17,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, final
 
 from ..._limits.meters import Mark, Marks, put
-from .._contract.state import ENDED, RUNNING, DurableState
+from .._contract.state import DEAD, ENDED, RUNNING
 from .._contract.weak_values import WeakValues
 from .._options.schedule import DurableSchedule
 from .._rules.counts import COUNTED, Counts, Key
 from .._rules.job_record import JobRecord
-from .._rules.request import Request
 from .._rules.running import Running
 from .._rules.settings import Settings
 from .._rules.tables import SETTING_KINDS, LastStep
 from .._sql.cache import Cache
+from .._sql.request_lines import RequestLines
 from .._sql.rows import Row
 from .._wire.codec import decode
 from . import rows
@@ -88,10 +88,8 @@ class Image(Settings):
         self._cache = Cache()
         self.batch: Head | None = None  # None: nothing is known
         self._numbers: dict[str, int] = {}  # {key of a count: it}, as it is in the storage
-        self._requests: dict[int, Request] = {}  # in order of their ids
-        self._request_rows: dict[str, str] = {}
+        self._requests = RequestLines()
         self._schedules: dict[int, DurableSchedule] = {}
-        self._schedule_rows: dict[str, str] = {}
         self._meters: dict[str, tuple[float, int]] = {}
         self._marks: dict[str, deque[Mark]] = {}  # those that were read
         self._steps: dict[str, LastStep] = {}
@@ -104,14 +102,14 @@ class Image(Settings):
         self._begin_batch()
 
     def _begin_batch(self) -> None:
-        """Note that nothing has changed since `head`."""
+        """Note that nothing has changed since `batch`."""
         # {id: (the job, its columns before this batch, its texts in ordered sets then)}; of a new
         # one there are none
         self._before: dict[int, tuple[JobRecord, Row | None, Sequence[tuple[str, str]]]] = {}
-        self._deleted: dict[int, JobRecord] = {}
+        self._deleted: set[int] = set()
         self._settings_before: dict[tuple[str, str], Any] = {}
-        self._changed_requests: set[int] = set()
-        self._changed_schedules: set[int] = set()
+        self._requests_before: dict[int, Row | None] = {}
+        self._schedules_before: dict[int, DurableSchedule | None] = {}
         self._meters_before: dict[str, tuple[float, int] | None] = {}
         self._added_marks: dict[str, list[Any]] = {}  # {meter: [marks, how many are kept]}
         self._forgotten_marks: set[str] = set()
@@ -146,9 +144,8 @@ class Image(Settings):
         self._numbers = {key: int(number) for key, number in counts.items()}
         live = [(key, n) for key, n in self._all_numbers() if key[1] in _LIVE_TEXTS]
         cache.counts = Counts(live)
-        self._request_rows, self._schedule_rows = requests, schedules
-        self._requests = {id: _request(requests[str(id)]) for id in sorted(map(int, requests))}
-        self._schedules = {id: decode(schedules[str(id)]) for id in sorted(map(int, schedules))}
+        self._requests = RequestLines(tuple(json.loads(row)) for row in requests.values())
+        self._schedules = {int(id): decode(row) for id, row in schedules.items()}
         self._meters = {name: _meter(row) for name, row in meters.items()}
         self._steps = {instance: decode(row) for instance, row in steps.items()}
         self.batch = head
@@ -165,7 +162,7 @@ class Image(Settings):
     # ---- told by others
 
     def catch_up(self, missed: Sequence[tuple[Head, str]]) -> None:
-        """Take the deltas behind `head`, in order."""
+        """Take the deltas behind `batch`, in order."""
         for head, delta in missed:
             for change in json.loads(delta):
                 getattr(self, f"_take_{change[0]}")(*change[1:])
@@ -175,33 +172,34 @@ class Image(Settings):
     def _take_jobs(self, key: str, text: str | None, lane: str) -> None:
         id, cache = int(key), self._cache
         job = self._known.get(id)
+        if job is not None and job.crashed_with:
+            cache.suspected = None
         row = None if text is None else rows.row_of(text)
-        state = None if row is None else DurableState(rows.column("state", row))
-        # a dead job may keep its place, and its session closed
-        is_held = row is not None and rows.column("place", row) is not None
-        is_gone = state is None or state in ENDED or (state is DurableState.DEAD and not is_held)
-        if is_gone or rows.long_in(row or ()):
-            if job is not None:  # it may be in a front, which passes it over by this
-                job.place = job.ready = None
-                self._known.drop(id)
-            cache.is_over(id, lane)
+        record = None if row is None else rows.record_of(row)
         if self._collected is not None:
-            if row is None or state in ENDED:
-                self._collected.pop(id, None)
-            else:
-                self._collected[id] = rows.record_of(row)
-        if row is None:
+            put_row(self._collected, id, record)
+        if row is None or record is None:
+            self._is_gone(id, lane, job)
             return
-        if is_gone:
-            due = rows.column("due", row)
-            if state in ENDED and cache.kept_until is not None:
-                cache.kept_until = min(cache.kept_until, due)
+        if record.crashed_with:
+            cache.suspected = None
+        # a dead job may keep its place, and its session closed
+        if record.state in ENDED or (record.state is DEAD and record.place is None):
+            self._is_gone(id, lane, job)
+            if record.state in ENDED and record.due is not None and cache.kept_until is not None:
+                cache.kept_until = min(cache.kept_until, record.due)
         elif rows.long_in(row):
-            cache.is_unread(rows.record_of(row))
+            self._is_gone(id, lane, job)
+            cache.is_unread(record)
         else:
             cache.is_now(self._is(id, row))
-        if rows.column("crashed_with", row) or (job is not None and job.crashed_with):
-            cache.suspected = None
+
+    def _is_gone(self, id: int, lane: str, job: JobRecord | None) -> None:
+        """Note that a job has ended or was deleted, or that its record is none to be kept."""
+        if job is not None:  # it may be in a front, which passes it over by this
+            job.place = job.ready = None
+            self._known.drop(id)
+        self._cache.is_over(id, lane)
 
     def _is(self, id: int, row: Sequence[Any]) -> JobRecord:
         """Return the record of a job, which is what a row says."""
@@ -227,18 +225,16 @@ class Image(Settings):
             self._cache.counts.add(counted, by)
 
     def _take_requests(self, key: str, text: str | None) -> None:
-        _put_row(self._request_rows, key, text)
-        _put_row(self._requests, int(key), None if text is None else _request(text))
+        self._requests.put(int(key), None if text is None else tuple(json.loads(text)))
 
     def _take_schedules(self, key: str, text: str | None) -> None:
-        _put_row(self._schedule_rows, key, text)
-        _put_row(self._schedules, int(key), None if text is None else decode(text))
+        put_row(self._schedules, int(key), None if text is None else decode(text))
 
     def _take_steps(self, key: str, text: str | None) -> None:
-        _put_row(self._steps, key, None if text is None else decode(text))
+        put_row(self._steps, key, None if text is None else decode(text))
 
     def _take_meters(self, key: str, text: str | None) -> None:
-        _put_row(self._meters, key, None if text is None else _meter(text))
+        put_row(self._meters, key, None if text is None else _meter(text))
         if text is None:
             self._marks.pop(key, None)
 
@@ -259,14 +255,12 @@ class Image(Settings):
         cache.uncounted.clear()
         for (kind, name), value in self._settings_before.items():
             self._set(kind, name, value)
-        for id in self._changed_requests:
-            row = self._request_rows.get(str(id))
-            _put_row(self._requests, id, None if row is None else _request(row))
-        for id in self._changed_schedules:
-            row = self._schedule_rows.get(str(id))
-            _put_row(self._schedules, id, None if row is None else decode(row))
+        for id, request in self._requests_before.items():
+            self._requests.put(id, request)
+        for id, schedule in self._schedules_before.items():
+            put_row(self._schedules, id, schedule)
         for meter, before in self._meters_before.items():
-            _put_row(self._meters, meter, before)
+            put_row(self._meters, meter, before)
             self._marks.pop(meter, None)
         cache.parked_until, cache.suspected = self._parked_before, None
         for id, (job, columns, _) in self._before.items():
@@ -283,10 +277,8 @@ class Image(Settings):
 
     def _end_batch(self) -> None:
         """Note that the changes of this batch are in the storage."""
-        self._steps.update({id: step for id, step in self._new_steps.items() if step is not None})
         for id, step in self._new_steps.items():
-            if step is None:
-                self._steps.pop(id, None)
+            put_row(self._steps, id, step)
         self._begin_batch()
 
     # ---- running jobs
@@ -299,16 +291,13 @@ class Image(Settings):
         return runs
 
 
-def _request(text: str) -> Request:
-    return Request(*json.loads(text))
-
-
 def _meter(text: str) -> tuple[float, int]:
     until, last = json.loads(text)
     return until, last
 
 
-def _put_row(rows_of: dict[Any, Any], key: Any, row: Any) -> None:
+def put_row(rows_of: dict[Any, Any], key: Any, row: Any) -> None:
+    """Set the row of a key; None: forget it."""
     if row is None:
         rows_of.pop(key, None)
     else:

@@ -23,7 +23,7 @@ _LONG_PLACES: Final = frozenset(_PLACES.values())
 _encode: Final = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, separators=(",", ":")
 ).encode
-_place_of: Final = {column: place for place, column in enumerate(COLUMNS)}
+KEY_PLACE: Final = COLUMNS.index("key")
 values: Final = values_of(COLUMNS)
 """Return the columns of a record."""
 
@@ -68,15 +68,9 @@ def row_of(text: str) -> list[Any]:
     return row[: len(COLUMNS)]
 
 
-def long_in(row: Iterable[Any]) -> list[tuple[int, str]]:
+def long_in(row: Sequence[Any]) -> list[tuple[int, str]]:
     """Return (place, column) of the long texts of a row."""
-    row = list(row)
     return [(place, column) for column, place in _PLACES.items() if row[place] is True]
-
-
-def column(name: str, row: Sequence[Any]) -> Any:
-    """Return a column of a row."""
-    return row[_place_of[name]]
 
 
 def record_of(row: Iterable[Any]) -> JobRecord:

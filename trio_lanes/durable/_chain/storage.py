@@ -9,8 +9,8 @@ by `ChainTables`.
 The namespace is a chain of *batches*. A batch is one commit: "if the batch 41 with the id x is
 still the newest, write this, and the delta of batch 42 with the id y; else tell me what I have
 missed". So there is no lock, no transaction that stays open, and no leader: a process that stands
-still or dies between two calls holds up nobody. A number may come twice, when a storage has gone
-back to an older copy of its data. An id does not.
+still or dies between two calls holds up nobody for longer than its turn, some milliseconds. A
+number may come twice, when a storage has gone back to an older copy of its data. An id does not.
 
 A commit whose answer is lost may have happened, or may happen yet: its first copy may still lie in
 a socket of the server. Whoever commits next on the same batch takes its place for ever.
@@ -96,7 +96,6 @@ class Span:
 
 
 Question: TypeAlias = Get | All | Span
-Rows: TypeAlias = list[str | None]
 Texts: TypeAlias = list[tuple[str, str | None]]
 
 

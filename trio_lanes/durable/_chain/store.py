@@ -5,19 +5,18 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import Final, TypeVar, final
 
-import attrs
 import trio
 
 from .._contract.errors import StoreError
-from .._contract.records import Opening, StoreActivity
+from .._contract.records import Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE
 from .._rules.queues import Queues
 from .._sql.act_thread import ActThread
-from .._sql.store import SqlStore
+from .._sql.batching import BatchingStore
 from .batches import StorageTables, TryAgainError, hint_of
 from .storage import NO_HEAD, Storage, StorageError
 
@@ -28,13 +27,13 @@ LOOKS_EVERY: Final = (2.0, 5.0)
 
 
 @final
-class StorageStore(SqlStore):
+class StorageStore(BatchingStore):
     """A store over a storage.
 
     Args:
-      connect: returns a new connection to the namespace, for an instance with a name: hints that
-        begin with it are its own. It is called for each instance, and for each look that reads
-        very much.
+      connect: returns a new connection to the namespace, for an instance with a name, which is
+        blank if it only looks. It is called for each instance, and for each look that reads very
+        much.
       patience: seconds after which a call that got no answer raises `StoreUnavailableError`.
       max_payload: the largest payload, result or checkpoint, in bytes of its JSON text.
       make: whether to make the namespace if it is missing.
@@ -53,21 +52,13 @@ class StorageStore(SqlStore):
         self._name = "not opened yet"
         self._make: Final = make
         self._acts: StorageTables
-        self._opening: Opening
-        self._clock: trio.abc.Clock
-        self._token: trio.lowlevel.TrioToken
-        self.renewed: trio.Event | None = trio.Event()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.storage.StorageStore {self._name}>"
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
-        if self._writer is not None:
-            raise RuntimeError(f"{self!r} is open already; make a store for each block")
-        self._opening = opening
-        self._clock = trio.lowlevel.current_clock()
-        self._token = trio.lowlevel.current_trio_token()
+        self._begin_open(opening)
         me = uuid.uuid4().hex[:16]
         storage = self._connect(me)
         self._name = storage.name
@@ -87,42 +78,17 @@ class StorageStore(SqlStore):
 
     def _begin(self, storage: Storage, me: str, opening: Opening) -> tuple[Engine, StorageTables]:
         """Connect, and write the lanes that the store lacks. Runs in a thread."""
-        tables = StorageTables(
-            storage, me, opening.names, self._clock.current_time, self._renew_soon
-        )
+        tables = StorageTables(storage, me, self._clock.current_time, self._renew_soon)
         tables.reads_homes = opening.affinity > 0
-        try:
-            storage.open()
-            while True:
-                try:
-                    now = tables.begin(write=True)
-                    if tables.batch == NO_HEAD and not self._make:
-                        raise StoreError(f"{storage.name} has no store: a worker makes it")
-                    engine = Engine(tables, opening)
-                    engine.now = now
-                    tables.commit(look=False, news=())
-                except TryAgainError as error:
-                    tables.undo_acts([], error)
-                else:
-                    return engine, tables
-        except StorageError as error:
-            raise tables.translated(error) from error
 
-    def _renew_soon(self) -> None:
-        """Announce that the data may be older. In a thread, which may have been left behind."""
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._renew)
+        def begin(now: float) -> Engine:
+            if tables.batch == NO_HEAD and not self._make:
+                raise StoreError(f"{storage.name} has no store: a worker makes it")
+            engine = Engine(tables, opening)
+            engine.now = now
+            return engine
 
-    def _renew(self) -> None:
-        renewed, self.renewed = self.renewed, trio.Event()
-        assert renewed is not None
-        renewed.set()
-
-    def activity(self) -> StoreActivity | None:
-        activity, tables = super().activity(), self._acts
-        assert activity is not None
-        batch, at = tables.newest
-        return attrs.evolve(activity, batch=batch, image_at=at, late=tables.late)
+        return _in_a_batch(storage, tables, begin, write=True), tables
 
     async def _listen(self, storage: Storage, tables: StorageTables) -> None:
         async with trio.open_nursery() as nursery:
@@ -149,20 +115,32 @@ class StorageStore(SqlStore):
 
     def _look(self, look: Callable[[Queues], T]) -> T:
         storage = self._connect("")
-        tables = StorageTables(storage, "", (), self._clock.current_time, lambda: None)
+        tables = StorageTables(storage, "", self._clock.current_time, lambda: None)
         queues = Queues(tables, self._opening)
+
+        def answer(now: float) -> T:
+            queues.now = now
+            return look(queues)
+
         try:
-            storage.open()
-            while True:
-                try:
-                    queues.now = tables.begin(write=False)
-                    found = look(queues)
-                    tables.commit(look=False, news=())
-                except TryAgainError as error:
-                    tables.undo_acts([], error)
-                else:
-                    return found
-        except StorageError as error:
-            raise tables.translated(error) from error
+            return _in_a_batch(storage, tables, answer, write=False)
         finally:
             storage.close()
+
+
+def _in_a_batch(
+    storage: Storage, tables: StorageTables, call: Callable[[float], T], *, write: bool
+) -> T:
+    """Connect, and make a call in a batch of its own, with its time; return its result."""
+    try:
+        storage.open()
+        while True:
+            try:
+                found = call(tables.begin(write=write))
+                tables.commit(look=False, news=())
+            except TryAgainError as error:
+                tables.undo_acts([], error)
+            else:
+                return found
+    except StorageError as error:
+        raise tables.translated(error) from error

@@ -11,100 +11,56 @@ from __future__ import annotations
 
 import json
 import math
-from abc import abstractmethod
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-import attrs
-
-from ..._limits.meters import Mark, Marks, put
-from .._contract.protocol import REMEMBERED_FOR
 from .._contract.records import HeldSnapshot, Selection
 from .._contract.state import ENDED, PARKED, RUNNING, WAITING, DurableState
-from .._options.schedule import DurableSchedule
 from .._rules.claims import PRIORITIES
 from .._rules.counts import COUNTED, Counts, Key
 from .._rules.job_record import BEHIND_OWNER, ON_LIST, SESSION_PAUSED, JobRecord, place_on_list
 from .._rules.queues import FORGET_EVERY
-from .._rules.request import Request
 from .._rules.running import Running
-from .._rules.tables import PAUSES, Kind, LastStep, ListItem
+from .._rules.tables import PAUSES
+from .._sql.batching import LIST_FRONT, QUEUE_FRONT
 from .._sql.cache import NEVER, PAYLOADS, QUEUES_KEPT, ListKey, place_of, ready_of
 from .._sql.list_front import ListFront
 from .._sql.tables import OUT_OF_ORDER, number_at
-from .._wire.codec import decode, encode
 from . import keys, rows
-from .image import Image, Maps, counted_as
+from .image import Maps, counted_as
 from .keys import Sets
-from .storage import All, Get, Question, Span, Texts, Writes
+from .small_maps import NO_LIMIT, SmallMaps, write_whole
+from .storage import All, Get, Span, Texts, Writes
 
 T = TypeVar("T")
 
-QUEUE_FRONT: Final = 4
-"""How many jobs of a session's queue are read at once."""
-LIST_FRONT: Final = 128
-"""How many jobs of a ready list are read at once, at most."""
 PAGE: Final = 500
 """How many jobs are read at once where many are asked for."""
-TEXTS_PAGE: Final = 5_000
-"""How many texts are read at once, without the rows of their jobs."""
-NO_LIMIT: Final = 2**62
 
 _encode: Final = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, separators=(",", ":")
 ).encode
-LIST: Final = "list "
-"""With the name of a list behind it: the ordered set of its items."""
-ANSWERS_OF: Final = "answers "
-"""With a number behind it: the map of the answers of some minutes, by ticket."""
 
 
-class _Items:
-    """What a batch has changed of a list."""
-
-    def __init__(self) -> None:
-        self.cleared = False
-        self.added: Final[
-            dict[int, str]
-        ] = {}  # {number: text}, in place of another if there is one
-        self.dropped: Final[set[int]] = set()  # the numbers of items that are gone
-        self.cut: int = 0  # the first number that is kept
-
-
-class ChainTables(Image):
+class ChainTables(SmallMaps):
     """An implementation of `Tables` over a storage, without its transactions."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names: Final = sorted(names)
+    def __init__(self) -> None:
         self._number = 0
-        self._now = 0.0  # the store's time of this batch
-        self._ahead = 0.0  # the seconds by which that is ahead of the storage's clock
         self._looked_at = -math.inf  # when ended jobs were forgotten last
         self._read_characters = 0
         self.reads_homes = False
         """Whether claims ask for the homes of the jobs on ready lists."""
         super().__init__()
 
-    def _before_now(self) -> float:
-        """Return the time of the batch before this one."""
-        assert self.batch is not None
-        return self.batch.clock
-
-    @abstractmethod
-    def _ask(self, questions: Sequence[Question]) -> Sequence[Any]:
-        """Return the answers of the storage, as of the batch of this image."""
-
     def _begin_batch(self) -> None:
         super()._begin_batch()
         self._new_keys: dict[str, JobRecord] = {}
         self._no_keys: set[str] = set()  # of which nobody has a job, as far as this batch guesses
-        self._new_answers: dict[str, tuple[float, Any]] = {}
-        self._answers: dict[str, tuple[float, Any] | None] = {}  # what is known of others
-        self._items: dict[str, _Items] = {}
         # {(ordered set, beginning): the last text that this batch has read}
         self._read_to: dict[tuple[str, str], str] = {}
 
@@ -199,6 +155,7 @@ class ChainTables(Image):
                 end = found[-1][0]
             else:
                 start = found[-1][0]
+            page = min(4 * page, PAGE)  # this batch may have changed all that was read
 
     def _first_of(self, kind: str, beginning: str, limit: int, **of: Any) -> list[JobRecord]:
         found = self._scan(kind, beginning, limit=limit, **of)
@@ -229,7 +186,7 @@ class ChainTables(Image):
     def delete(self, job: JobRecord) -> None:
         self.before_change(job)
         self._writes += 1
-        self._deleted[job.id] = job
+        self._deleted.add(job.id)
         self._known.drop(job.id)
         if job.key is not None and self._new_keys.get(job.key) is job:
             del self._new_keys[job.key]
@@ -404,16 +361,18 @@ class ChainTables(Image):
         kept_until = self._cache.kept_until
         if self._looked_at + FORGET_EVERY > now or (kept_until is not None and kept_until > now):
             return 0
-        jobs = self._first_of(Sets.OVER, "", limit, until=keys.time(now) + keys.BEHIND_ALL)
+        until = keys.time(now) + keys.BEHIND_ALL
+        jobs = self._first_of(Sets.OVER, "", limit, until=until)
         for job in jobs:
             self.delete(job)
         if len(jobs) < limit:
             self._looked_at = now
-            self._cache.kept_until = self._first_over()
+            self._cache.kept_until = self._first_over(until)
         return len(jobs)
 
-    def _first_over(self) -> float:
-        first = islice(self._scan(Sets.OVER, "", limit=1), 1)
+    def _first_over(self, after: str = "") -> float:
+        """Return the first time, behind one, at which an ended job is forgotten."""
+        first = islice(self._scan(Sets.OVER, "", after=after, limit=1), 1)
         return next((keys.time_in(text) for text, _ in first), NEVER)
 
     def next_due(self) -> float | None:
@@ -512,10 +471,9 @@ class ChainTables(Image):
         return list(jobs if limit < 0 else islice(jobs, limit))
 
     def all_live(self) -> Iterable[JobRecord]:
-        jobs = self._collect(lambda: None)
-        return sorted(jobs, key=lambda job: (job.session or "", job.place or 0, job.id))
+        return sorted(self._collect(), key=lambda job: (job.session or "", job.place or 0, job.id))
 
-    def _collect(self, then: Callable[[], None]) -> list[JobRecord]:
+    def _collect(self, then: Callable[[], None] = lambda: None) -> list[JobRecord]:
         """Return all jobs that have not ended, as of the batch of the image when it returns.
 
         Others may commit between two reads: what their deltas say of jobs is taken in.
@@ -532,91 +490,6 @@ class ChainTables(Image):
         finally:
             self._collected = None
         return [job for job in found.values() if job.state in COUNTED]
-
-    # ---- lists
-
-    def _items_of(self, name: str) -> _Items:
-        self._writes += 1
-        return self._items.setdefault(name, _Items())
-
-    def append(self, name: str, item: ListItem, keep: int | None = None) -> None:
-        of = self._items_of(name)
-        of.added[item.number] = _item_text(item)
-        if keep is not None:
-            of.cut = max(of.cut, item.number - keep + 1)
-
-    def _read_items(self, name: str, after: int, limit: int, *, backwards: bool) -> list[ListItem]:
-        of = self._items.get(name, _Items())
-        after, found = max(after, of.cut - 1), list[tuple[str, str | None]]()
-        if not of.cleared:
-            start, most = keys.number(after) + keys.BEHIND_ALL, limit + len(of.dropped)
-            (found,) = self._ask([Span(LIST + name, start, keys.BEHIND_ALL, most, backwards)])
-        texts = {int(text[:16], 16) - 2**63: text for text, _ in found}
-        texts = {number: text for number, text in texts.items() if number not in of.dropped}
-        texts.update((number, text) for number, text in of.added.items() if number > after)
-        ordered = sorted(texts.items(), reverse=backwards)[:limit]
-        return [_item_in(number, text) for number, text in ordered]
-
-    def items(self, name: str, after: int, limit: int) -> Iterable[ListItem]:
-        return self._read_items(name, after, limit, backwards=False)
-
-    def last_item(self, name: str) -> int:
-        last = self._read_items(name, -1, 1, backwards=True)
-        return last[0].number if last else 0
-
-    def drop_items(self, name: str, *, taken: bool) -> None:
-        of = self._items_of(name)
-        for item in self._read_items(name, -1, NO_LIMIT, backwards=False):
-            if taken or not item.taken:
-                of.added.pop(item.number, None)
-                of.dropped.add(item.number)
-
-    # ---- requests for locks and quotas
-
-    def request(self, id: int) -> Request | None:
-        return self._requests.get(id)
-
-    def put_request(self, request: Request) -> None:
-        self._writes += 1
-        self._changed_requests.add(request.id)
-        self._requests[request.id] = request
-
-    def drop_request(self, id: int) -> None:
-        self._writes += 1
-        self._changed_requests.add(id)
-        del self._requests[id]
-
-    def first_request(self, line: str, served: bool) -> Request | None:
-        of = (one for one in self._requests.values() if one.line == line)
-        waiting = (one for one in of if (one.served is not None) is served)
-        return min(waiting, key=attrgetter("id"), default=None)
-
-    def requests_of(self, instance: str | None) -> list[Request]:
-        of = [one for one in self._requests.values() if instance in (None, one.instance)]
-        return sorted(of, key=attrgetter("id"))
-
-    # ---- schedules
-
-    def schedule(self, name: str) -> DurableSchedule | None:
-        return next((one for one in self._schedules.values() if one.name == name), None)
-
-    def schedules(self, after: int, limit: int) -> list[DurableSchedule]:
-        of = sorted(id for id in self._schedules if id > after)
-        return [self._schedules[id] for id in of[:limit]]
-
-    def schedules_due(self, time: float, limit: int) -> list[DurableSchedule]:
-        timed = [(one.next, one.id) for one in self._schedules.values() if one.next is not None]
-        return [self._schedules[id] for due, id in sorted(timed) if due <= time][:limit]
-
-    def put_schedule(self, schedule: DurableSchedule) -> None:
-        self._writes += 1
-        self._changed_schedules.add(schedule.id)
-        self._schedules[schedule.id] = schedule
-
-    def drop_schedule(self, id: int) -> None:
-        self._writes += 1
-        self._changed_schedules.add(id)
-        del self._schedules[id]
 
     # ---- sums
 
@@ -648,96 +521,11 @@ class ChainTables(Image):
             assert job.session is not None
             yield job.session, job.lane
 
-    # ---- answers that may be asked for again
-
-    def last_step(self, instance: str) -> LastStep | None:
-        if instance in self._new_steps:
-            return self._new_steps[instance]
-        return self._steps.get(instance)
-
-    def put_last_step(self, instance: str, step: LastStep | None) -> None:
-        self._writes += 1
-        self._new_steps[instance] = step
-
-    def _read_answers(self, tickets: Sequence[str]) -> None:
-        found = self._ask([Get(kind, tickets) for kind in where_answers_are(self._now)])
-        self._note_answers(tickets, found)
-
-    def _note_answers(self, tickets: Sequence[str], found: Sequence[Sequence[str | None]]) -> None:
-        """Note what `where_answers_are` has."""
-        for ticket, new, old in zip(tickets, *found, strict=True):
-            text = old if new is None else new
-            self._answers[ticket] = None if text is None else decode(text)
-
-    def answer(self, ticket: str, now: float) -> tuple[Any] | None:
-        fresh = self._new_answers.get(ticket)
-        if fresh is not None:
-            return (fresh[1],)
-        if ticket not in self._answers:
-            self._read_answers([ticket])
-        known = self._answers[ticket]
-        return None if known is None or known[0] <= now else (known[1],)
-
-    def put_answer(self, ticket: str, answer: Any, now: float) -> None:
-        self._writes += 1
-        self._new_answers[ticket] = now + REMEMBERED_FOR, answer
-
-    # ---- settings, and marks of rates
-
-    def put(self, kind: Kind[T], name: str, value: T | None) -> None:
-        self._settings_before.setdefault((kind.name, name), self.of(kind).get(name))
-        super().put(kind, name, value)
-
-    def _put_text(self, kind: str, name: str, value: Any) -> None:
-        self._writes += 1
-
-    def identity(self) -> str:
-        return self._meta["store"]
-
-    def ahead_of_wall(self) -> float:
-        return self._ahead
-
-    def marks(self, meter: str) -> Marks:
-        marks = self._marks.get(meter)
-        if marks is None:
-            found: Texts = []
-            if meter in self._meters:
-                (found,) = self._ask([Span(Maps.MARKS + meter, "", keys.BEHIND_ALL, NO_LIMIT)])
-            marks = self._marks[meter] = deque(_mark_in(text) for text, _ in found)
-        return marks
-
-    def meters(self) -> Collection[str]:
-        return list(self._meters)
-
-    def put_marks(self, meter: str, added: Marks, keep: int, until: float) -> None:
-        marks = self.marks(meter)
-        put(cast(deque[Mark], marks), added, keep)
-        self._set_meter(meter, (until, self._meters.get(meter, (0.0, 0))[1] + len(added)))
-        new = self._added_marks.setdefault(meter, [[], keep])
-        new[0].extend(added)
-        new[1] = keep
-
-    def _set_meter(self, meter: str, value: tuple[float, int] | None) -> None:
-        self._writes += 1
-        before = self._meters.get(meter)
-        self._meters_before.setdefault(meter, before)
-        if value is None:
-            self._meters.pop(meter, None)
-        else:
-            self._meters[meter] = value
-
-    def forget_marks(self, meter: str) -> None:
-        self._set_meter(meter, None)
-        self._marks.pop(meter, None)
-        self._added_marks.pop(meter, None)
-        self._forgotten_marks.add(meter)
+    # ---- consistency
 
     def forget_unused(self, now: float) -> None:
-        for meter in [meter for meter, (until, _) in self._meters.items() if until <= now]:
-            self.forget_marks(meter)
+        super().forget_unused(now)
         self.counts().forget_zeros()
-
-    # ---- consistency
 
     def held_snapshots(self) -> list[HeldSnapshot]:
         return []
@@ -780,29 +568,8 @@ class ChainTables(Image):
         """Return what this batch writes, and its delta; empty if that is not to be told."""
         writes, delta = Writes(), list[Any]()
         self._write_jobs(writes, delta)
-        self._write_items(writes)
+        self._write_small(writes, delta)
         self._write_numbers(writes, delta)
-        self._write_marks(writes, delta)
-        for kind, name in self._settings_before:
-            value = self._settings[kind].get(name)
-            key = f"{kind}\0{name}"
-            _write(writes, delta, Maps.SETTINGS, key, None if value is None else encode(value))
-        for id in self._changed_requests:
-            request = self._requests.get(id)
-            text = None if request is None else json.dumps(attrs.astuple(request))
-            _write(writes, delta, Maps.REQUESTS, str(id), text)
-        for id in self._changed_schedules:
-            schedule = self._schedules.get(id)
-            text = None if schedule is None else encode(schedule)
-            _write(writes, delta, Maps.SCHEDULES, str(id), text)
-        for instance, step in self._new_steps.items():
-            _write(writes, delta, Maps.STEPS, instance, None if step is None else encode(step))
-        if self._new_answers:
-            (answers, old), before = where_answers_are(self._now), self._before_now()
-            rows_of = writes.put.setdefault(answers, {})
-            for ticket, answer in self._new_answers.items():
-                rows_of[ticket] = encode(answer)
-            writes.clear += [one for one in where_answers_are(before) if one not in (answers, old)]
         return writes, _encode(delta) if told else ""
 
     def _write_jobs(self, writes: Writes, delta: list[Any]) -> None:
@@ -824,7 +591,7 @@ class ChainTables(Image):
             elif before is not None:
                 drop.setdefault(Maps.JOBS, []).append(key)
                 delta.append((Maps.JOBS, key, None, job.lane))
-            was = None if before is None else rows.column("key", before)
+            was = None if before is None else before[rows.KEY_PLACE]
             if was is not None and (id in self._deleted or job.key != was):
                 given_up.append(was)
             for kind, text in old:
@@ -846,66 +613,19 @@ class ChainTables(Image):
         if given_up:
             drop[Maps.KEYS] = given_up
 
-    def _write_items(self, writes: Writes) -> None:
-        for name, of in self._items.items():
-            kind = LIST + name
-            if of.cleared:
-                writes.clear.append(kind)
-                continue
-            starts = map(keys.number, sorted(of.added.keys() | of.dropped))
-            ranges = [(start, start + keys.BEHIND_ALL) for start in starts]
-            if of.cut > 1:
-                ranges.append(("", keys.number(of.cut)))
-            if ranges:
-                writes.cut[kind] = ranges
-            kept = [text for number, text in of.added.items() if number >= of.cut]
-            if kept:
-                writes.add[kind] = kept
-
     def _write_numbers(self, writes: Writes, delta: list[Any]) -> None:
         self._cache.count()
         for key, by in self._cache.uncounted.items():
             if by:
                 name = counted_as(key)
                 number = self._numbers.get(name, 0) + by
-                _write(writes, delta, Maps.COUNTS, name, str(number) if number else None)
-
-    def _write_marks(self, writes: Writes, delta: list[Any]) -> None:
-        for meter in self._forgotten_marks:
-            writes.clear.append(Maps.MARKS + meter)
-            delta.append((Maps.METERS, meter, None))
-        for meter in self._meters_before:
-            value = self._meters.get(meter)
-            _write(writes, delta, Maps.METERS, meter, None if value is None else json.dumps(value))
-        for meter, (added, keep) in self._added_marks.items():
-            last = self._meters[meter][1]
-            first = last - len(added) + 1
-            writes.add[Maps.MARKS + meter] = [
-                keys.number(number) + json.dumps(mark)
-                for number, mark in enumerate(added, first)
-                if number > last - keep
-            ]
-            if last > keep:
-                writes.cut[Maps.MARKS + meter] = [("", keys.number(last - keep + 1))]
-            delta.append(("marks", meter, added, keep))
+                write_whole(writes, delta, Maps.COUNTS, name, str(number) if number else None)
 
     def _end_batch(self) -> None:
         for key, by in self._cache.uncounted.items():
             name = counted_as(key)
             self._numbers[name] = self._numbers.get(name, 0) + by
         self._cache.uncounted.clear()
-        for id in self._changed_requests:
-            request = self._requests.get(id)
-            if request is None:
-                self._request_rows.pop(str(id), None)
-            else:
-                self._request_rows[str(id)] = json.dumps(attrs.astuple(request))
-        for id in self._changed_schedules:
-            schedule = self._schedules.get(id)
-            if schedule is None:
-                self._schedule_rows.pop(str(id), None)
-            else:
-                self._schedule_rows[str(id)] = encode(schedule)
         super()._end_batch()
         if len(self._cache.queues) > QUEUES_KEPT or self._read_characters > PAYLOADS:
             self._cache.forget_fronts()
@@ -916,33 +636,3 @@ def _behind(front: ListFront) -> str:
     """Return from where on a list is read on."""
     last = front.last()
     return "" if last is None else keys.number(last) + keys.BEHIND_ALL
-
-
-def where_answers_are(now: float) -> tuple[str, str]:
-    """Return the maps of the answers of this time, and of those before that are remembered."""
-    period = int(now // REMEMBERED_FOR)
-    return f"{ANSWERS_OF}{period}", f"{ANSWERS_OF}{period - 1}"
-
-
-def _write(writes: Writes, delta: list[Any], kind: str, key: str, text: str | None) -> None:
-    """Write a row of what an image has whole."""
-    if text is None:
-        writes.drop.setdefault(Maps.WHOLE, []).append(f"{kind} {key}")
-    else:
-        writes.put.setdefault(Maps.WHOLE, {})[f"{kind} {key}"] = text
-    delta.append((kind, key, text))
-
-
-def _item_text(item: ListItem) -> str:
-    data = json.dumps([item.data, item.tag, item.taken], ensure_ascii=False)
-    return keys.number(item.number) + data
-
-
-def _item_in(number: int, text: str) -> ListItem:
-    data, tag, taken = json.loads(text[16:])
-    return ListItem(number, data, tag, taken)
-
-
-def _mark_in(text: str) -> Mark:
-    time, starts = json.loads(text[16:])
-    return time, starts

@@ -91,7 +91,7 @@ class Delta:
     Attributes:
       rows: {id: its columns}, of the jobs that have changed, and are neither over nor long.
       long: {id: its columns, with other texts}, of those whose texts are too long.
-      over: {id: its lane}, of the jobs that have ended, are dead or deleted.
+      over: {id: its lane}, of the jobs that have ended, are dead without a place, or deleted.
       settings: {(kind, name): its JSON; None: it is gone}
 
     For the others see `Changes`.

@@ -25,18 +25,15 @@ from .._rules.engine_store import Lookups
 from .._rules.job_record import JobRecord
 from .._rules.request import Request
 from .._rules.running import Running
+from .._sql.batching import LIST_FRONT, QUEUE_FRONT
 from .._sql.cache import ListKey, place_of, ready_of
 from .._sql.list_front import ListFront
+from .._sql.request_lines import RequestLines
 from .._sql.rows import COLUMNS, SELECT, Cursor, Rows
 from .._sql.small_tables import SELECT_REQUESTS, SETTINGS
 from .._sql.tables import COUNTS, DUE, SPECIAL, SUSPECTED, SqlTables
 from .batch import SUMMED_EVERY
-from .request_lines import RequestLines
 
-QUEUE_FRONT: Final = 4
-"""How many jobs of a session's queue are read at once."""
-LIST_FRONT: Final = 128
-"""How many jobs of a ready list are read at once, at most."""
 IMAGE_ROWS: Final = 2_000
 """How many jobs of all ready lists are read at once, besides the first of each."""
 

@@ -15,20 +15,19 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, TypeVar, final
 
-import attrs
 import psycopg
 import trio
 from psycopg import conninfo
 
-from .._contract.records import Opening, StoreActivity
+from .._contract.records import Opening
 from .._rules.engine import Engine
 from .._rules.engine_store import MAX_PAYLOAD, PATIENCE
 from .._rules.queues import Queues
 from .._sql.act_thread import ActThread
-from .._sql.store import SqlStore
+from .._sql.batching import BatchingStore
 from .errors import translated
 from .link import PostgresLink, check_sessions
 from .listener import Listener
@@ -41,7 +40,7 @@ _NAMESPACE: Final = re.compile("[a-z_][a-z0-9_]{0,39}")
 
 
 @final
-class PostgresStore(SqlStore):
+class PostgresStore(BatchingStore):
     """A store in a schema of a PostgreSQL database (13 or newer), which is made if it is missing.
 
     Args:
@@ -84,10 +83,6 @@ class PostgresStore(SqlStore):
         self._named: Final = naming(namespace)
         self._acts: PostgresTables
         self._reader: PostgresLink
-        self._opening: Opening
-        self._clock: trio.abc.Clock
-        self._token: trio.lowlevel.TrioToken
-        self.renewed: trio.Event | None = trio.Event()
 
     def __repr__(self) -> str:
         return f"<trio_lanes.durable.PostgresStore {self._name}, namespace {self._namespace!r}>"
@@ -96,8 +91,7 @@ class PostgresStore(SqlStore):
 
     @asynccontextmanager
     async def open(self, opening: Opening) -> AsyncIterator[None]:
-        if self._writer is not None:
-            raise RuntimeError(f"{self!r} is open already; make a PostgresStore for each block")
+        self._begin_open(opening)
         me = uuid.uuid4().hex[:16]
         link = PostgresLink(self._dsn, self.patience)
         listening = PostgresLink(self._dsn, self.patience)
@@ -112,9 +106,6 @@ class PostgresStore(SqlStore):
             self._look_again,
             self._wake_waiters,
         )
-        self._opening = opening
-        self._clock = trio.lowlevel.current_clock()
-        self._token = trio.lowlevel.current_trio_token()
         try:
             if await link.call(lambda: self._examine(link)):
                 await listening.call(lambda: self._examine_pooler(listening, link))
@@ -156,12 +147,6 @@ class PostgresStore(SqlStore):
             self._acts = tables
             return engine, tables
 
-    def activity(self) -> StoreActivity | None:
-        activity, tables = super().activity(), self._acts
-        assert activity is not None
-        batch, at = tables.newest
-        return attrs.evolve(activity, batch=batch, image_at=at, late=tables.late)
-
     def _hint(self, *, lock: bool) -> None:
         self._acts.hint(lock=lock)
 
@@ -170,16 +155,6 @@ class PostgresStore(SqlStore):
     ) -> PostgresTables:
         of, clock = (self._name, self._named, self._channel, me), self._clock.current_time
         return PostgresTables(link, *of, names, clock, self._renew_soon, works)
-
-    def _renew_soon(self) -> None:
-        """Announce a new connection. Runs in a thread, which may have been left behind."""
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._renew)
-
-    def _renew(self) -> None:
-        renewed, self.renewed = self.renewed, trio.Event()
-        assert renewed is not None
-        renewed.set()
 
     @contextmanager
     def _translating(self) -> Iterator[None]:

@@ -45,6 +45,14 @@ from .._rules.queues import FORGET_EVERY
 from .._rules.rates import ONE_REQUEST
 from .._rules.tables import STEPS, LastStep
 from .._sql.act_thread import HandedAct, Transactions
+from .._sql.batching import (
+    CLOCK_SET_BY,
+    JOINED_FOR,
+    LATE_IN_A_ROW,
+    LOOKED_UP_AFTER,
+    NOTIFIED,
+    QUEUE_FRONT,
+)
 from .._sql.cache import place_of
 from .._sql.list_front import ListFront
 from .._sql.rows import Cursor, Row, Values
@@ -67,29 +75,19 @@ from .errors import is_of_connection, translated
 from .image import HEAD, Head, Image
 from .link import LOCKED, STILL, PostgresLink
 from .lock_holder import LockHolder
-from .read_ahead import ANSWERED, QUEUE_FRONT, Asked
+from .read_ahead import ANSWERED, Asked
 from .rows import PostgresRows
 
 T = TypeVar("T")
 
 MAX_TAKEN_IN: Final = 500
 """How many submissions one transaction takes in at most."""
-NOTIFIED: Final = 300
-"""How many jobs with news a notice names; with more it names none, and every waiter looks."""
 
-JOINED_FOR: Final = 0.05
-"""Seconds from its beginning for which a transaction takes claims: its time is of its beginning."""
 
-LATE_IN_A_ROW: Final = 2
-"""After how many batches in a row that came late the lock is taken before the acts are done."""
 CALM_AFTER: Final = 8
 """After how many batches in a row without those of others it is not."""
-LOOKED_UP_AFTER: Final = 100
-"""For how many batches nothing is guessed after a guess was wrong."""
 BEHIND_BY: Final = 0.05
 """Seconds by which the server's clock may be behind the store's before the store notes it."""
-CLOCK_SET_BY: Final = 1.0
-"""Seconds by which the server's clock must be ahead of an instance's to have been set."""
 ROWS_PER_FETCH: Final = 500
 """How many jobs are in memory while all are read."""
 

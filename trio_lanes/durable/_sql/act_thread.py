@@ -434,16 +434,15 @@ class ActThread:
 
     def _do(self, acts: list[HandedAct[Any]]) -> None:
         """Do all acts, in as few transactions as possible; give each its outcome."""
-        acts = self._not_overdue(acts)
-        if not acts:
-            return
-        try:
-            self._transact(acts)
-        except BaseException as error:
-            self._engine.forget_effects()
-            again, refused, unknown = self._tables.undo_acts(acts, error)
-            if isinstance(error, OverdueError):
-                again = [acts]
+        while acts := self._not_overdue(acts):
+            try:
+                self._transact(acts)
+            except BaseException as error:
+                again, refused, unknown = self._undo(acts, error)
+            else:
+                return
+            if again == [acts]:
+                continue  # as a whole, and as often as others come before it
             for some in again:
                 self._do(some)
             repeated = {act for some in again for act in some}
@@ -454,6 +453,15 @@ class ActThread:
                     if isinstance(one, StoreUnavailableError):
                         one.unknown = unknown and act.write
                     act.refuse(one)
+            return
+
+    def _undo(
+        self, acts: list[HandedAct[Any]], error: BaseException
+    ) -> tuple[list[list[HandedAct[Any]]], BaseException, bool]:
+        """Undo the transaction of acts; return the same as `Transactions.undo_acts`."""
+        self._engine.forget_effects()
+        again, refused, unknown = self._tables.undo_acts(acts, error)
+        return ([acts] if isinstance(error, OverdueError) else again), refused, unknown
 
     def _let_join(self, acts: list[HandedAct[Any]]) -> dict[HandedAct[Any], float]:
         """Add the claims that came while the transaction began, up to another act.

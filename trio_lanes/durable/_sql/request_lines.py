@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final, TypeAlias, final
 
 from .._rules.request import Request
-from .._sql.rows import Row
+from .rows import Row
 
 _Line: TypeAlias = tuple[str, bool]
 
